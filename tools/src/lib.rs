@@ -1,0 +1,1 @@
+//! What the commands share: starting ranks, sizes, tables and plots.
