@@ -14,8 +14,23 @@
 //!   another writes.
 //! * A program ends when every instruction has run and every message it sent has been consumed.
 //! * Nobody posts or awaits a message of length 0.
+//!
+//! # Files
+//! | file | what |
+//! |---|---|
+//! | [`buffers`] | lengths and aliasing of a rank's buffers; cutting into parts and pieces |
+//! | [`hazards`](mod@hazards) | which messages must have been consumed before an instruction may write |
+//! | [`direct`], [`ring`] | the algorithms, one a file |
 
 use std::sync::Arc;
+
+pub mod buffers;
+pub mod direct;
+pub mod hazards;
+mod lane;
+pub mod ring;
+
+pub use hazards::{Waits, hazards};
 
 use crate::fold::Fold;
 
@@ -299,4 +314,14 @@ pub trait Algorithm: Sync {
 
     /// What `rank` does. Only for shapes that it supports.
     fn program(&self, shape: &Shape, rank: usize) -> Program;
+}
+
+/// All algorithms, in the order in which they are listed to users.
+pub fn algorithms() -> &'static [&'static dyn Algorithm] {
+    &[&direct::OneShot, &direct::Direct, &ring::Ring]
+}
+
+/// The algorithm of this name.
+pub fn by_name(name: &str) -> Option<&'static dyn Algorithm> {
+    algorithms().iter().copied().find(|algorithm| algorithm.name() == name)
 }
