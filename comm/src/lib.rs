@@ -9,8 +9,28 @@
 //! | [`fold`] | the order in which values are combined, as data — *pure* |
 //! | [`kernel`] | reduction loops over memory, one table chosen at start |
 //! | [`schedule`] | who sends what to whom: the instructions, one file per algorithm, and the verifier — *pure* |
+//! | [`choose`] | which algorithm performs a call — *pure* |
+//! | [`exec`] | runs schedules on host memory |
+//! | [`communicator`] | the calls |
+//! | [`buffer`] | memory that peers reach without a copy |
 
+pub mod buffer;
+pub mod choose;
+pub mod communicator;
+mod error;
+pub mod exec;
 pub mod fold;
 pub mod kernel;
 pub mod number;
 pub mod schedule;
+
+pub use error::{Error, Result};
+
+/// What most users need.
+pub mod prelude {
+    pub use crate::buffer::{Buffer, Owned};
+    pub use crate::communicator::Communicator;
+    pub use crate::communicator::pending::{Pending, Returned};
+    pub use crate::error::{Error, Result};
+    pub use crate::number::{DataType, Element, ReduceOp};
+}

@@ -66,9 +66,47 @@ impl Collective {
         matches!(self, Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce)
     }
 
+    /// The name of the function that performs it.
+    pub fn function(self) -> &'static str {
+        match self {
+            Collective::AllReduce => "all_reduce",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::AllGather => "all_gather",
+            Collective::Broadcast => "broadcast",
+            Collective::Reduce => "reduce",
+            Collective::Gather => "gather",
+            Collective::Scatter => "scatter",
+            Collective::AllToAll => "all_to_all",
+            Collective::SendRecv => "send/recv",
+            Collective::Barrier => "barrier",
+        }
+    }
+
     /// Whether it has a root.
     pub fn has_root(self) -> bool {
         matches!(self, Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter)
+    }
+}
+
+/// From its number, as on the wire; any other number is given back.
+impl TryFrom<u8> for Collective {
+    type Error = u8;
+
+    fn try_from(code: u8) -> Result<Collective, u8> {
+        use Collective::*;
+        let all = [
+            AllReduce,
+            ReduceScatter,
+            AllGather,
+            Broadcast,
+            Reduce,
+            Gather,
+            Scatter,
+            AllToAll,
+            SendRecv,
+            Barrier,
+        ];
+        all.into_iter().find(|c| *c as u8 == code).ok_or(code)
     }
 }
 

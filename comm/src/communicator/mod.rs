@@ -1,0 +1,249 @@
+//! A group of ranks that make the same calls.
+//!
+//! | file | what |
+//! |---|---|
+//! | `arguments` | checks arguments; nothing is sent before all is well |
+//! | `calls` | the blocking calls |
+//! | [`group`] | several calls at once |
+//! | [`pending`] | asynchronous calls, which own their buffers |
+//! | `split` | smaller groups |
+//! | `worker` | who performs calls, one after the other |
+
+mod arguments;
+mod calls;
+pub mod group;
+pub mod pending;
+mod split;
+mod start;
+mod worker;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use nd_transport::{Endpoint, Forked, Region};
+
+use crate::buffer::Buffer;
+use crate::choose::Chooser;
+use crate::error::{Error, Result};
+use crate::exec::engine::{Call, Engine};
+use crate::exec::layout;
+use crate::number::{DataType, Element, ReduceOp};
+use crate::schedule::{Alias, Collective, Counts, Layout};
+use arguments::Arguments;
+use worker::Worker;
+
+/// A group of ranks that make the same calls in the same order.
+///
+/// Calls from several threads of one rank are performed one after the other, in the order in which they come; then
+/// every rank's threads must come in the same order, so give each thread a communicator of its own
+/// ([`Communicator::split`]). Cloning gives another handle to the same communicator.
+#[derive(Clone)]
+pub struct Communicator {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    rank: usize,
+    world_size: usize,
+    layout: Arc<Layout>,
+    region: Arc<Region>,
+    forked: Forked,
+    chooser: Chooser,
+    timeout: Duration,
+    /// The secret of this group's connections, from which those of its parts are derived.
+    secret: nd_transport::secure::Secret,
+    worker: Worker,
+}
+
+/// Which algorithm a call takes, and which links.
+#[derive(Debug, Clone)]
+pub struct Explanation {
+    /// The algorithm's name.
+    pub algorithm: &'static str,
+    /// Why it was chosen, in a sentence.
+    pub why: String,
+    /// The names of the transports to the other ranks, each once.
+    pub transports: Vec<&'static str>,
+    /// For each other rank, how it is reached and why.
+    pub links: Vec<String>,
+}
+
+impl Communicator {
+    /// `n` ranks as threads of this process: one communicator for each.
+    pub fn local(n: usize) -> Result<Vec<Communicator>> {
+        Communicator::local_with(
+            n,
+            Chooser::default(),
+            &nd_transport::Config::default(),
+            Duration::from_secs(600),
+        )
+    }
+
+    pub(crate) fn local_with(
+        n: usize,
+        chooser: Chooser,
+        transport: &nd_transport::Config,
+        timeout: Duration,
+    ) -> Result<Vec<Communicator>> {
+        if n == 0 {
+            return Err(Error::Rendezvous {
+                who: "Communicator::local".into(),
+                problem: "a world of 0 ranks".into(),
+                remedy: "give at least 1".into(),
+            });
+        }
+        let failed = |source| Error::Transport { rank: 0, source };
+        let secret = nd_transport::secure::Secret::random();
+        nd_transport::local::group(n, transport)
+            .map_err(failed)?
+            .into_iter()
+            .map(|endpoint| Communicator::on(endpoint, secret.clone(), chooser.clone(), timeout))
+            .collect()
+    }
+
+    /// On a new endpoint, all of whose ranks do this at the same time, so that their first windows have the same
+    /// place.
+    pub fn on(
+        endpoint: Endpoint,
+        secret: nd_transport::secure::Secret,
+        chooser: Chooser,
+        timeout: Duration,
+    ) -> Result<Communicator> {
+        let rank = endpoint.rank();
+        let inbox = endpoint
+            .region()
+            .alloc(layout::inbox_len(endpoint.world_size()), true)
+            .map_err(|source| Error::Transport { rank, source })?;
+        let inboxes = vec![inbox.offset(); endpoint.world_size()];
+        Ok(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout))
+    }
+
+    fn assemble(
+        endpoint: Endpoint,
+        inbox: nd_transport::Window,
+        inboxes: &[u64],
+        secret: nd_transport::secure::Secret,
+        chooser: Chooser,
+        timeout: Duration,
+    ) -> Communicator {
+        let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
+        let region = endpoint.region().clone();
+        let aborted = Arc::new(AtomicBool::new(false));
+        let engine = Engine::new(endpoint, inbox, inboxes, chooser.clone(), timeout, aborted.clone());
+        let shared = Shared {
+            rank,
+            world_size,
+            layout: engine.layout().clone(),
+            region,
+            forked: Forked::here(),
+            chooser,
+            timeout,
+            secret,
+            worker: Worker::new(rank, engine, aborted),
+        };
+        Communicator { shared: Arc::new(shared) }
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.shared.world_size
+    }
+
+    /// The ranks that share this rank's host, this one included, ascending.
+    pub fn host_ranks(&self) -> &[u32] {
+        let layout = &self.shared.layout;
+        &layout.hosts()[layout.host_of(self.rank())]
+    }
+
+    /// Which ranks share a host with whom.
+    pub fn layout(&self) -> &Layout {
+        &self.shared.layout
+    }
+
+    /// `len` zeroed elements of memory that ranks of this host reach without a copy.
+    ///
+    /// # Errors
+    /// When the address space for registered memory is used up.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        let bytes = (len as u64).checked_mul(size_of::<T>() as u64).unwrap_or(u64::MAX);
+        let window = self
+            .shared
+            .region
+            .alloc(bytes, false)
+            .map_err(|source| Error::Transport { rank: self.rank(), source })?;
+        Ok(Buffer::new(window, len))
+    }
+
+    /// Which algorithm a call with buffers of `count` elements takes (per rank's part where the collective has
+    /// parts), and why.
+    pub fn explain(
+        &self,
+        collective: Collective,
+        count: u64,
+        data_type: DataType,
+        op: Option<ReduceOp>,
+    ) -> Result<Explanation> {
+        let call = Call {
+            collective,
+            counts: Counts::Equal(count),
+            root: 0,
+            alias: Alias::None,
+            data_type,
+            op,
+            input: std::ptr::null(),
+            output: std::ptr::null_mut(),
+        };
+        self.shared.worker.with_engine(|engine| {
+            let choice = engine.choose(&call)?;
+            let links: Vec<_> =
+                (0..self.world_size()).filter_map(|peer| engine.endpoint().link(peer)).collect();
+            let mut transports: Vec<_> = links.iter().map(|l| l.transport().name()).collect();
+            transports.sort_unstable();
+            transports.dedup();
+            let links = links.iter().map(|l| format!("rank {}: {}", l.peer(), l.describe())).collect();
+            Ok(Explanation { algorithm: choice.algorithm.name(), why: choice.why, transports, links })
+        })
+    }
+
+    fn arguments(&self) -> Arguments {
+        Arguments { rank: self.rank(), world_size: self.world_size() }
+    }
+
+    /// Performs calls, after those that were started before.
+    ///
+    /// # Safety
+    /// As for [`Engine::perform`].
+    #[allow(unsafe_code)] // passes the promise on
+    unsafe fn perform(&self, calls: &[Call]) -> Result<()> {
+        if self.shared.forked.since() {
+            return Err(Error::Forked { rank: self.rank() });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.shared.worker.perform(calls) }
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank())
+            .field("world_size", &self.world_size())
+            .finish()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.forked.since() {
+            // The connections and counters are the parent's; leave them as they are.
+            self.worker.forget();
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Smaller groups of a communicator's ranks.
+
+use nd_transport::DerivedCard;
+use serde::{Deserialize, Serialize};
+
+use super::Communicator;
+use crate::error::{Error, Result};
+use crate::exec::layout;
+
+/// What the members of a new group tell each other.
+#[derive(Serialize, Deserialize)]
+struct MemberCard {
+    card: DerivedCard,
+    inbox: u64,
+}
+
+impl Communicator {
+    /// Ranks that give the same `color` become a group of their own, numbered by rising `key`, equal keys by rising
+    /// rank. All ranks call this. The group shares this communicator's registered memory, and nothing else: both
+    /// may be used at the same time by different threads.
+    pub fn split(&self, color: u64, key: i64) -> Result<Communicator> {
+        let group = self.split_optional(Some(color), key)?;
+        Ok(group.expect("a rank with a color is in a group"))
+    }
+
+    /// As [`Communicator::split`]; ranks without a color join no group.
+    pub fn split_optional(&self, color: Option<u64>, key: i64) -> Result<Option<Communicator>> {
+        let mut all = vec![0u64; 3 * self.world_size()];
+        self.all_gather(&[u64::from(color.is_some()), color.unwrap_or(0), key as u64], &mut all)?;
+        let mut members: Vec<(i64, usize)> = all
+            .chunks_exact(3)
+            .enumerate()
+            .filter(|(_, c)| color.is_some_and(|color| c[0] == 1 && c[1] == color))
+            .map(|(rank, c)| (c[2] as i64, rank))
+            .collect();
+        members.sort_unstable();
+        let members: Vec<usize> = members.into_iter().map(|m| m.1).collect();
+
+        let rank = self.rank();
+        let failed = |source| Error::Transport { rank, source };
+        let begun = match members.is_empty() {
+            true => None,
+            false => {
+                let inbox =
+                    self.shared.region.alloc(layout::inbox_len(members.len()), true).map_err(failed)?;
+                let deriving = self
+                    .shared
+                    .worker
+                    .with_engine(|engine| engine.endpoint().derive(members.clone()))
+                    .map_err(failed)?;
+                Some((inbox, deriving))
+            }
+        };
+        let mine = begun
+            .as_ref()
+            .map(|(inbox, deriving)| MemberCard { card: deriving.card().clone(), inbox: inbox.offset() });
+        let mut cards = self.exchange(&mine)?;
+        let Some((inbox, deriving)) = begun else { return Ok(None) };
+        let cards: Vec<MemberCard> = members
+            .iter()
+            .map(|&m| cards[m].take().expect("who has a color tells how to reach it"))
+            .collect();
+        let derived: Vec<DerivedCard> = cards.iter().map(|c| c.card.clone()).collect();
+        let inboxes: Vec<u64> = cards.iter().map(|c| c.inbox).collect();
+        let secret = self.shared.secret.derive(format!("split {all:?}").as_bytes());
+        let endpoint = self
+            .shared
+            .worker
+            .with_engine(|engine| deriving.connect(engine.endpoint(), &derived, &secret))
+            .map_err(failed)?;
+        let chooser = self.shared.chooser.clone();
+        Ok(Some(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, self.shared.timeout)))
+    }
+
+    /// Every rank's value, by rank.
+    fn exchange<V: Serialize + for<'d> Deserialize<'d>>(&self, mine: &V) -> Result<Vec<V>> {
+        let bytes = serde_json::to_vec(mine).expect("cards are plain data");
+        let mut lens = vec![0u64; self.world_size()];
+        self.all_gather(&[bytes.len() as u64], &mut lens)?;
+        let counts: Vec<usize> = lens.iter().map(|&l| l as usize).collect();
+        let mut all = vec![0u8; counts.iter().sum()];
+        self.all_gather_v(&bytes, &mut all, &counts)?;
+        let mut rest = &all[..];
+        counts
+            .iter()
+            .enumerate()
+            .map(|(peer, &count)| {
+                let (bytes, after) = rest.split_at(count);
+                rest = after;
+                serde_json::from_slice(bytes).map_err(|e| Error::Transport {
+                    rank: self.rank(),
+                    source: nd_transport::Error::Protocol { rank: peer, what: format!("its card: {e}") },
+                })
+            })
+            .collect()
+    }
+}

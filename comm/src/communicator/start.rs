@@ -1,0 +1,218 @@
+//! The asynchronous calls: they take buffers ([`Owned`]: a `Vec`, a boxed slice, a
+//! [`Buffer`](crate::buffer::Buffer)) and give them back when waited for.
+//!
+//! Started calls are performed in their order, before any later blocking call. An error that is found at once gives
+//! the buffers back too.
+#![allow(unsafe_code)] // hands owned buffers to the worker
+
+use super::Communicator;
+use super::pending::{Pending, Returned};
+use crate::buffer::Owned;
+use crate::number::{Element, ReduceOp};
+
+impl Communicator {
+    /// Starts [`Communicator::all_reduce`].
+    pub fn all_reduce_start<T: Element, B: Owned<T>>(
+        &self,
+        mut buffer: B,
+        op: ReduceOp,
+    ) -> Result<Pending<B>, Returned<B>> {
+        let call = self.arguments().all_reduce(buffer.elements_mut().into(), op);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, buffer) }
+    }
+
+    /// Starts [`Communicator::all_reduce_into`].
+    pub fn all_reduce_into_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        mut recv: R,
+        op: ReduceOp,
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call = self.arguments().all_reduce_into(send.elements().into(), recv.elements_mut().into(), op);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::reduce_scatter`].
+    pub fn reduce_scatter_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        mut recv: R,
+        op: ReduceOp,
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call = self.arguments().reduce_scatter(send.elements().into(), recv.elements_mut().into(), op);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::reduce_scatter_v`].
+    pub fn reduce_scatter_v_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        mut recv: R,
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call =
+            self.arguments().reduce_scatter_v(send.elements().into(), recv.elements_mut().into(), counts, op);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::all_gather`].
+    pub fn all_gather_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        mut recv: R,
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call = self.arguments().all_gather(send.elements().into(), recv.elements_mut().into());
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::all_gather_v`].
+    pub fn all_gather_v_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        mut recv: R,
+        counts: &[usize],
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call = self.arguments().all_gather_v(send.elements().into(), recv.elements_mut().into(), counts);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::broadcast`].
+    pub fn broadcast_start<T: Element, B: Owned<T>>(
+        &self,
+        mut buffer: B,
+        root: usize,
+    ) -> Result<Pending<B>, Returned<B>> {
+        let call = self.arguments().broadcast(buffer.elements_mut().into(), root);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, buffer) }
+    }
+
+    /// Starts [`Communicator::reduce`].
+    pub fn reduce_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        mut recv: R,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call = self.arguments().reduce(send.elements().into(), recv.elements_mut().into(), op, root);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::gather`].
+    pub fn gather_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        mut recv: R,
+        root: usize,
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call = self.arguments().gather(send.elements().into(), recv.elements_mut().into(), root);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::gather_v`].
+    pub fn gather_v_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        mut recv: R,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call =
+            self.arguments().gather_v(send.elements().into(), recv.elements_mut().into(), counts, root);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::scatter`].
+    pub fn scatter_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        mut recv: R,
+        root: usize,
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call = self.arguments().scatter(send.elements().into(), recv.elements_mut().into(), root);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::scatter_v`].
+    pub fn scatter_v_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        counts: &[usize],
+        mut recv: R,
+        root: usize,
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call =
+            self.arguments().scatter_v(send.elements().into(), counts, recv.elements_mut().into(), root);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::all_to_all`].
+    pub fn all_to_all_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        mut recv: R,
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call = self.arguments().all_to_all(send.elements().into(), recv.elements_mut().into());
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::all_to_all_v`].
+    pub fn all_to_all_v_start<T: Element, S: Owned<T>, R: Owned<T>>(
+        &self,
+        send: S,
+        send_counts: &[usize],
+        mut recv: R,
+        recv_counts: &[usize],
+    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+        let call = self.arguments().all_to_all_v(
+            send.elements().into(),
+            send_counts,
+            recv.elements_mut().into(),
+            recv_counts,
+        );
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::send`].
+    pub fn send_start<T: Element, B: Owned<T>>(
+        &self,
+        buffer: B,
+        to: usize,
+    ) -> Result<Pending<B>, Returned<B>> {
+        let call = self.arguments().send(buffer.elements().into(), to);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, buffer) }
+    }
+
+    /// Starts [`Communicator::recv`].
+    pub fn recv_start<T: Element, B: Owned<T>>(
+        &self,
+        mut buffer: B,
+        from: usize,
+    ) -> Result<Pending<B>, Returned<B>> {
+        let call = self.arguments().recv(buffer.elements_mut().into(), from);
+        // SAFETY: the call is about these buffers alone.
+        unsafe { self.start(call, buffer) }
+    }
+
+    /// Starts [`Communicator::barrier`].
+    pub fn barrier_start(&self) -> Result<Pending<()>, Returned<()>> {
+        // SAFETY: there are no buffers.
+        unsafe { self.start(Ok(self.arguments().barrier()), ()) }
+    }
+}

@@ -1,0 +1,247 @@
+//! Messages between this rank and one peer in one lane: descriptors, slots and credits, both directions.
+#![allow(unsafe_code)] // writes into mapped inboxes, passes raw memory to links
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nd_transport::{Abilities, Link, Part, Result, Signal, Ticket};
+
+use super::layout::{BODY, CREDIT, HEAD, INLINE, LINE, SEQUENCE, SLOT_BYTES, SLOTS, slot};
+use super::memory::{LaneMemory, copy};
+use super::stamp::Stamp;
+
+/// From this many bytes on, a receiver that can map the sender's memory reads it there. Below, a copy through a
+/// slot is cheaper than telling the sender that its memory was read.
+const MAP_FROM: u64 = 4 << 10;
+/// From this many bytes on, cross-memory attach beats a copy through slots: a system call and page look-ups cost
+/// about a microsecond.
+const READ_FROM: u64 = 64 << 10;
+
+/// What a descriptor says of its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Body {
+    /// In the descriptor or its slot: so many bytes at this address.
+    Here {
+        /// The first byte.
+        ptr: *const u8,
+        /// Bytes.
+        len: u64,
+    },
+    /// In the sender's region.
+    Window {
+        /// Offset of the first byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// At the sender's own address.
+    Address {
+        /// The first byte.
+        address: u64,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+const KIND_SHIFT: u32 = 60;
+const KIND_HERE: u64 = 0;
+const KIND_WINDOW: u64 = 1;
+const KIND_ADDRESS: u64 = 2;
+
+impl Body {
+    /// Bytes of data.
+    pub fn len(&self) -> u64 {
+        match self {
+            Body::Here { len, .. } | Body::Window { len, .. } | Body::Address { len, .. } => *len,
+        }
+    }
+
+    /// Whether the receiver reads the sender's memory, so that only the receiver's credit frees it.
+    pub fn remote(&self) -> bool {
+        !matches!(self, Body::Here { .. })
+    }
+}
+
+/// The two directions between this rank and a peer in one lane.
+#[derive(Debug)]
+pub struct Channel {
+    link: Arc<dyn Link>,
+    /// This rank's inbox for the peer.
+    own: LaneMemory,
+    /// Offset in the peer's region of its inbox for this rank, and that inbox itself where it is mapped.
+    remote: u64,
+    mapped: Option<LaneMemory>,
+    posted: u64,
+    /// How many of the posted descriptors the peer is known to have consumed.
+    credit: u64,
+    /// How many of the peer's descriptors were consumed, and how many of them the peer was told of.
+    taken: u64,
+    told: u64,
+}
+
+impl Channel {
+    /// `remote` is where the peer's inbox for this rank lies in the peer's region.
+    pub fn new(link: Arc<dyn Link>, own: LaneMemory, remote: u64, lane_len: u64) -> Channel {
+        // SAFETY: the peer's inbox lies in its region for as long as the link lives.
+        let mapped = link.map(remote, lane_len).map(|ptr| unsafe { LaneMemory::new(ptr) });
+        Channel { link, own, remote, mapped, posted: 0, credit: 0, taken: 0, told: 0 }
+    }
+
+    /// The link below.
+    pub fn link(&self) -> &Arc<dyn Link> {
+        &self.link
+    }
+
+    /// This rank's inbox for the peer.
+    pub fn own(&self) -> &LaneMemory {
+        &self.own
+    }
+
+    /// Offset of the peer's inbox for this rank in the peer's region.
+    pub fn remote(&self) -> u64 {
+        self.remote
+    }
+
+    /// How a message from `ptr` should travel; `registered` is the offset of `ptr` in this rank's region, if it lies
+    /// there.
+    #[inline]
+    pub fn route(&self, ptr: *const u8, registered: Option<u64>, len: u64) -> Body {
+        if len >= MAP_FROM {
+            let abilities = self.link.abilities();
+            match registered {
+                Some(offset) if abilities.contains(Abilities::MAP) => return Body::Window { offset, len },
+                _ if abilities.contains(Abilities::READ) && len >= READ_FROM => {
+                    return Body::Address { address: ptr as u64, len };
+                }
+                _ => {}
+            }
+        }
+        Body::Here { ptr, len }
+    }
+
+    /// Whether a descriptor can be posted.
+    #[inline]
+    pub fn has_slot(&mut self) -> bool {
+        self.posted - self.credit < SLOTS || {
+            self.refresh();
+            self.posted - self.credit < SLOTS
+        }
+    }
+
+    #[inline]
+    fn refresh(&mut self) {
+        self.credit = self.own.word(CREDIT).load(Ordering::Acquire);
+    }
+
+    /// How many descriptors were posted.
+    #[inline]
+    pub fn posted(&self) -> u64 {
+        self.posted
+    }
+
+    /// Whether the peer has consumed the first `count` descriptors.
+    #[inline]
+    pub fn consumed(&mut self, count: u64) -> bool {
+        self.credit >= count || {
+            self.refresh();
+            self.credit >= count
+        }
+    }
+
+    /// Posts a descriptor into the next slot, which [`Channel::has_slot`] has found free.
+    ///
+    /// # Safety
+    /// The memory that `body` names stays valid and unchanged: until the ticket is flushed for [`Body::Here`], else
+    /// until the descriptor is consumed.
+    #[inline]
+    pub unsafe fn post(&mut self, stamp: &Stamp, body: Body) -> Result<Ticket> {
+        debug_assert!(self.posted - self.credit < SLOTS);
+        let at = slot(self.posted);
+        self.posted += 1;
+        let (kind, first, second) = match body {
+            Body::Here { len, .. } => (KIND_HERE, 0, len),
+            Body::Window { offset, len } => (KIND_WINDOW, offset, len),
+            Body::Address { address, len } => (KIND_ADDRESS, address, len),
+        };
+        let inline = kind == KIND_HERE && second <= INLINE;
+        let short = if kind == KIND_HERE { second } else { 0 };
+        let words = [stamp.head(), stamp.count, u64::from(stamp.root) | short << 32 | kind << KIND_SHIFT];
+        match (&self.mapped, body) {
+            (Some(inbox), body) => {
+                for (i, word) in words.into_iter().enumerate() {
+                    inbox.set(at + HEAD + 8 * i as u64, word);
+                }
+                match body {
+                    Body::Here { ptr, len } => {
+                        debug_assert!(len <= SLOT_BYTES);
+                        let to = inbox.at(at + if inline { BODY } else { LINE });
+                        // SAFETY: the caller's promise for `ptr`; the descriptor or slot has room.
+                        unsafe { copy(ptr, to, len as usize) };
+                    }
+                    _ => {
+                        inbox.set(at + BODY, first);
+                        inbox.set(at + BODY + 8, second);
+                    }
+                }
+                inbox.word(at + SEQUENCE).store(self.posted, Ordering::Release);
+                self.link.wake();
+                Ok(Ticket(0))
+            }
+            (None, Body::Here { ptr, len }) => {
+                let mut head = [0u8; (LINE - HEAD) as usize];
+                for (i, word) in words.into_iter().enumerate() {
+                    head[8 * i..8 * i + 8].copy_from_slice(&word.to_ne_bytes());
+                }
+                let signal = Signal { at: self.remote + at + SEQUENCE, value: self.posted };
+                let data = Part { ptr, len: len as usize };
+                let head = if inline { &head[..(BODY - HEAD) as usize] } else { &head[..] };
+                // SAFETY: the caller's promise for `data`; the head is short and copied.
+                unsafe { self.link.put(&[Part::of(head), data], self.remote + at + HEAD, Some(signal)) }
+            }
+            (None, _) => unreachable!("only links that map or read are sent addresses"),
+        }
+    }
+
+    /// The next descriptor of the peer, if it has come; `Err` with the peer's stamp if it is not of this call.
+    #[inline]
+    pub fn peek(&self, stamp: &Stamp) -> Result<Option<Body>, Stamp> {
+        let at = slot(self.taken);
+        if self.own.word(at + SEQUENCE).load(Ordering::Acquire) != self.taken + 1 {
+            return Ok(None);
+        }
+        let (head, count) = (self.own.get(at + HEAD), self.own.get(at + HEAD + 8));
+        let last = self.own.get(at + HEAD + 16);
+        if head != stamp.head() || count != stamp.count || last as u32 != stamp.root {
+            return Err(Stamp::from_wire(head, count, last as u32));
+        }
+        let (first, second) = (self.own.get(at + BODY), self.own.get(at + BODY + 8));
+        Ok(Some(match last >> KIND_SHIFT {
+            KIND_WINDOW => Body::Window { offset: first, len: second },
+            KIND_ADDRESS => Body::Address { address: first, len: second },
+            _ => {
+                let len = last << 4 >> 36;
+                let place = if len <= INLINE { BODY } else { LINE };
+                Body::Here { ptr: self.own.at(at + place), len }
+            }
+        }))
+    }
+
+    /// Frees the slot of the descriptor that [`Channel::peek`] found. The peer is told at once when its own memory
+    /// was read (`remote`), else when half its slots are free again.
+    #[inline]
+    pub fn take(&mut self, remote: bool) -> Result<()> {
+        self.taken += 1;
+        if !remote && self.taken - self.told < SLOTS / 2 {
+            return Ok(());
+        }
+        self.told = self.taken;
+        match &self.mapped {
+            Some(inbox) => {
+                inbox.word(CREDIT).store(self.taken, Ordering::Release);
+                self.link.wake();
+                Ok(())
+            }
+            None => self.link.signal(Signal { at: self.remote + CREDIT, value: self.taken }),
+        }
+    }
+}

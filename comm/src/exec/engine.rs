@@ -1,0 +1,432 @@
+//! A communicator's channels, scratch memory and plans: performs calls, and tells the peers when one fails.
+#![allow(unsafe_code)] // hands the caller's buffers to the runner
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nd_transport::{Endpoint, Part, Signal, Window};
+
+use super::channel::Channel;
+use super::layout::{self, FAILURE, LANES, P2P_LANE, REPORT};
+use super::memory::{LaneMemory, copy};
+use super::plan::Plan;
+use super::report::Report;
+use super::run::{Failure, Runner, Segment};
+use super::stamp::Stamp;
+use crate::choose::{Choice, Chooser};
+use crate::error::{Error, Result};
+use crate::kernel::Kernel;
+use crate::number::{DataType, ReduceOp};
+use crate::schedule::{
+    Alias, Collective, Counts, Instruction, Layout, MAX_LANES, Program, Shape, Space, Span,
+};
+
+/// Scratch beyond this many bytes is given back after the call.
+const KEPT_SCRATCH: u64 = 64 << 20;
+
+/// One call, its arguments checked.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Which collective, and how much.
+    pub collective: Collective,
+    /// How much.
+    pub counts: Counts,
+    /// The root; the peer of a send or receive.
+    pub root: u32,
+    /// In place or not.
+    pub alias: Alias,
+    /// The element type.
+    pub data_type: DataType,
+    /// The operation, for collectives that reduce.
+    pub op: Option<ReduceOp>,
+    /// What the caller gives; null for a receive.
+    pub input: *const u8,
+    /// What the caller gets; null for a send.
+    pub output: *mut u8,
+}
+
+// SAFETY: a call is performed by one thread at a time, while its caller waits or has given its buffers away.
+unsafe impl Send for Call {}
+
+/// What a plan is made for; the layout does not change.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    collective: Collective,
+    counts: Counts,
+    root: u32,
+    alias: Alias,
+    data_type: DataType,
+    op: u8,
+    /// Whether a call of [`Collective::SendRecv`] sends.
+    sends: bool,
+}
+
+/// A communicator's side of everything below it.
+pub struct Engine {
+    endpoint: Endpoint,
+    layout: Arc<Layout>,
+    channels: Vec<Option<[Channel; LANES]>>,
+    _inbox: Window,
+    scratch: Vec<Window>,
+    runner: Runner,
+    segments: Vec<Segment>,
+    plans: HashMap<Key, Arc<Plan>>,
+    chooser: Chooser,
+    sequence: u32,
+    failed: Option<String>,
+    timeout: Duration,
+    aborted: Arc<AtomicBool>,
+}
+
+impl Engine {
+    /// On an endpoint; `inboxes` tells where each rank's inboxes begin in its region (`inbox` is this rank's).
+    pub fn new(
+        endpoint: Endpoint,
+        inbox: Window,
+        inboxes: &[u64],
+        chooser: Chooser,
+        timeout: Duration,
+        aborted: Arc<AtomicBool>,
+    ) -> Engine {
+        let me = endpoint.rank();
+        let channel = |peer: usize, lane: usize| {
+            let link = endpoint.link(peer)?;
+            let own = endpoint.region().at(inbox.offset() + layout::lane(peer, lane), layout::LANE);
+            // SAFETY: the inbox window lives as long as the engine, and with it all its channels.
+            let own = unsafe { LaneMemory::new(own) };
+            Some(Channel::new(link.clone(), own, inboxes[peer] + layout::lane(me, lane), layout::LANE))
+        };
+        let channels = |peer: usize| {
+            let mut lanes = (0..LANES).filter_map(|lane| channel(peer, lane));
+            Some([lanes.next()?, lanes.next()?, lanes.next()?])
+        };
+        Engine {
+            layout: Arc::new(Layout::new(&endpoint.hosts())),
+            channels: (0..endpoint.world_size()).map(channels).collect(),
+            _inbox: inbox,
+            scratch: Vec::new(),
+            runner: Runner::default(),
+            segments: Vec::new(),
+            plans: HashMap::new(),
+            chooser,
+            sequence: 0,
+            failed: None,
+            timeout,
+            aborted,
+            endpoint,
+        }
+    }
+
+    /// The endpoint below.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Who shares a host with whom.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    fn rank(&self) -> usize {
+        self.endpoint.rank()
+    }
+
+    /// Performs calls, all at the same time. Collectives run in their order in one of a few lanes.
+    ///
+    /// # Safety
+    /// The buffers of the calls are valid for their counts, nobody else uses them meanwhile, and they overlap only
+    /// as their `alias` says.
+    pub unsafe fn perform(&mut self, calls: &[Call]) -> Result<()> {
+        let rank = self.rank();
+        if let Some(why) = &self.failed {
+            return Err(Error::Failed { rank, why: why.clone() });
+        }
+        let mut segments = std::mem::take(&mut self.segments);
+        segments.clear();
+        // SAFETY: the caller's promise.
+        let result = calls
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, call)| {
+                segments.push(unsafe { self.segment(call, i)? });
+                Ok(())
+            })
+            .and_then(|()| unsafe { self.run(calls, &segments) });
+        segments.clear();
+        self.segments = segments;
+        if self.scratch.iter().map(Window::len).sum::<u64>() > KEPT_SCRATCH {
+            self.scratch.clear();
+        }
+        result.inspect_err(|e| self.fail(e))
+    }
+
+    /// The plan of a call, with its memory.
+    ///
+    /// # Safety
+    /// As for [`Engine::perform`].
+    unsafe fn segment(&mut self, call: &Call, index: usize) -> Result<Segment> {
+        let plan = self.plan(call)?;
+        let input_bytes = self.shape(call).input_len(self.rank()) * call.data_type.size() as u64;
+        let (mut input, output) = (call.input.cast_mut(), call.output);
+        let premultiplies = matches!(call.op, Some(ReduceOp::PreMulSum(_)));
+        let extra = if premultiplies && call.alias == Alias::None { input_bytes } else { 0 };
+        let extra_at = plan.scratch.next_multiple_of(64);
+        let scratch = self.scratch(index, extra_at + extra)?;
+        if let (true, Some(kernel)) = (premultiplies, &plan.kernel) {
+            let kernel = Kernel::new(call.data_type, call.op.unwrap_or(ReduceOp::Sum), 1).unwrap_or(*kernel);
+            let to = if extra > 0 { scratch.wrapping_add(extra_at as usize) } else { input };
+            let count = input_bytes as usize / call.data_type.size();
+            // SAFETY: the caller's promise; in place the input is the caller's to change.
+            unsafe { kernel.premultiply(input, to, count) };
+            input = to;
+        }
+        let memory = [input, output, scratch, scratch.wrapping_add(plan.partial_at as usize)];
+        let region = self.endpoint.region();
+        let registered = memory.map(|ptr| region.offset_of(ptr, 1));
+        self.sequence = self.sequence.wrapping_add(u32::from(call.collective != Collective::SendRecv));
+        Ok(Segment { plan, memory, registered, stamp: self.stamp(call) })
+    }
+
+    fn stamp(&self, call: &Call) -> Stamp {
+        let (count, root, variable) = match &call.counts {
+            Counts::Equal(count) => (*count, if call.collective.has_root() { call.root } else { 0 }, 0),
+            // The root alone knows all counts of these.
+            Counts::PerRank(_) if call.collective.has_root() => (0, call.root, Stamp::VARIABLE),
+            Counts::PerRank(counts) => {
+                let mixed = counts.iter().fold(0u64, |h, c| (h ^ c).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                (counts.iter().sum(), (mixed >> 32) as u32, Stamp::VARIABLE)
+            }
+            Counts::Pairwise { .. } => (0, 0, Stamp::VARIABLE),
+        };
+        Stamp {
+            sequence: if call.collective == Collective::SendRecv { 0 } else { self.sequence },
+            collective: call.collective as u8 | variable,
+            data_type: if call.collective == Collective::Barrier { 0 } else { call.data_type as u8 },
+            op: call.op.map_or(0, ReduceOp::code),
+            count,
+            root,
+        }
+    }
+
+    /// `len` bytes of scratch for the `index`-th call of a group, in registered memory.
+    fn scratch(&mut self, index: usize, len: u64) -> Result<*mut u8> {
+        if len == 0 {
+            return Ok(std::ptr::null_mut());
+        }
+        let rank = self.rank();
+        let region = self.endpoint.region();
+        let alloc = |len| region.alloc(len, false).map_err(|source| Error::Transport { rank, source });
+        while self.scratch.len() <= index {
+            self.scratch.push(alloc(1)?);
+        }
+        if self.scratch[index].len() < len {
+            self.scratch[index] = alloc(len.next_power_of_two())?;
+        }
+        Ok(self.scratch[index].ptr().as_ptr())
+    }
+
+    fn shape(&self, call: &Call) -> Shape {
+        Shape {
+            collective: call.collective,
+            counts: call.counts.clone(),
+            root: call.root,
+            alias: call.alias,
+            layout: self.layout.clone(),
+            piece: self.chooser.piece(call.data_type),
+        }
+    }
+
+    fn plan(&mut self, call: &Call) -> Result<Arc<Plan>> {
+        let key = Key {
+            collective: call.collective,
+            counts: call.counts.clone(),
+            root: call.root,
+            alias: call.alias,
+            data_type: call.data_type,
+            op: call.op.map_or(0, ReduceOp::code),
+            sends: call.output.is_null(),
+        };
+        if let Some(plan) = self.plans.get(&key) {
+            return Ok(plan.clone());
+        }
+        let (rank, shape) = (self.rank(), self.shape(call));
+        let (program, algorithm) = if call.collective == Collective::SendRecv {
+            let (peer, count) = (call.root, call.counts.part(0));
+            let instruction = match key.sends {
+                true => {
+                    Instruction::Send { to: peer, src: Span { space: Space::Input, start: 0, len: count } }
+                }
+                false => {
+                    Instruction::Recv { from: peer, dst: Span { space: Space::Output, start: 0, len: count } }
+                }
+            };
+            let lane = if count > 0 { vec![instruction] } else { Vec::new() };
+            (Program { lanes: vec![lane], ..Program::default() }, "direct")
+        } else {
+            let Choice { algorithm, .. } = self.choose(call)?;
+            (algorithm.program(&shape, rank), algorithm.name())
+        };
+        debug_assert!(program.lanes.len() <= MAX_LANES);
+        let kernel = match call.op {
+            // The inputs are multiplied beforehand.
+            Some(ReduceOp::PreMulSum(_)) => Some(ReduceOp::Sum),
+            op => op,
+        };
+        let invalid = |e: crate::kernel::Unsupported| Error::InvalidArgument {
+            rank,
+            call: call.collective.function(),
+            problem: e.to_string(),
+            remedy: "use an integer type, or sum, prod, min, max or avg".into(),
+        };
+        let world_size = self.endpoint.world_size();
+        let kernel =
+            kernel.map(|op| Kernel::new(call.data_type, op, world_size)).transpose().map_err(invalid)?;
+        let plan = Arc::new(Plan::new(&program, &shape, rank, call.data_type, kernel, algorithm));
+        self.plans.insert(key, plan.clone());
+        Ok(plan)
+    }
+
+    /// Which algorithm performs a call, and why.
+    pub fn choose(&self, call: &Call) -> Result<Choice> {
+        self.chooser.choose(&self.shape(call), call.data_type).map_err(|problem| Error::Config {
+            setting: "ND_ALGO".into(),
+            value: problem.value,
+            problem: problem.problem,
+            remedy: problem.remedy,
+        })
+    }
+
+    /// # Safety
+    /// As for [`Engine::perform`].
+    unsafe fn run(&mut self, calls: &[Call], segments: &[Segment]) -> Result<()> {
+        // Sends and receives each get a thread of their own, but those with one peer in one direction share it, so
+        // that their order is kept.
+        let single = |c: &Call| c.collective == Collective::SendRecv;
+        let thread = |i: usize| {
+            let same = |c: &&Call| {
+                single(c) && c.root == calls[i].root && c.output.is_null() == calls[i].output.is_null()
+            };
+            let first = calls.iter().position(|c| same(&c)).unwrap_or(i);
+            MAX_LANES + first
+        };
+        let place = |segment: usize, lane: usize| match single(&calls[segment]) {
+            true => (thread(segment), P2P_LANE),
+            false => ((segment + lane) % MAX_LANES, (segment + lane) % MAX_LANES),
+        };
+        self.runner.prepare(segments, self.channels.len(), place);
+        let start = Instant::now();
+        let Engine { endpoint, channels, runner, .. } = self;
+        let runner = std::cell::RefCell::new(runner);
+        let channels = std::cell::RefCell::new(channels);
+        let (aborted, timeout) = (&self.aborted, self.timeout);
+        let look = || {
+            // SAFETY: the segments are those that were prepared; their memory by the caller's promise.
+            unsafe { runner.borrow_mut().step(segments, &mut channels.borrow_mut()) }
+        };
+        let tick = || {
+            if aborted.load(Ordering::Relaxed) {
+                let why = "the communicator was dropped".into();
+                return Err(Error::Failed { rank: endpoint.rank(), why }.into());
+            }
+            let awaited = runner.borrow().awaited(segments);
+            Ok(reports(endpoint, &channels.borrow(), &awaited)?)
+        };
+        let done = endpoint.wait(start + timeout, look, tick).map_err(|e| failure(endpoint, e))?;
+        if done {
+            return Ok(());
+        }
+        let awaited = runner.borrow().awaited(segments);
+        let waiting: Vec<_> = awaited.iter().map(|&r| endpoint.who(r)).collect();
+        Err(Error::Timeout {
+            rank: endpoint.rank(),
+            call: segments.first().map(|s| s.stamp.to_string()).unwrap_or_default(),
+            after: timeout,
+            waiting: waiting.join(", "),
+        })
+    }
+
+    /// Tells the peers that this rank gives up, and why, unless it only repeats what a peer told.
+    fn fail(&mut self, error: &Error) {
+        // Wrong arguments are found before anything is sent.
+        if matches!(error, Error::InvalidArgument { .. } | Error::Config { .. } | Error::Failed { .. })
+            && self.failed.is_none()
+            && !self.aborted.load(Ordering::Relaxed)
+        {
+            return;
+        }
+        self.failed.get_or_insert_with(|| error.to_string());
+        let report = match error {
+            Error::Mismatch { rank, ours, peer, theirs } if *rank == self.rank() => {
+                Report::Mismatch { ours: *ours, peer: *peer, theirs: *theirs }
+            }
+            _ => Report::Failed { why: error.to_string() },
+        };
+        self.tell(&report);
+    }
+
+    fn tell(&mut self, report: &Report) {
+        let bytes = report.encode();
+        for channels in self.channels.iter().flatten() {
+            let at = channels[0].remote() + FAILURE;
+            // SAFETY: the report is short and copied by the link.
+            let put =
+                unsafe { channels[0].link().put(&[Part::of(&bytes)], at + 8, Some(Signal { at, value: 1 })) };
+            // A peer that cannot be reached finds out by itself.
+            let _ = put;
+        }
+        let _ = self.endpoint.progress();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.failed.is_none() {
+            self.tell(&Report::Left);
+        }
+    }
+}
+
+/// Errors if a peer has reported a failure, or one that is awaited is gone.
+fn reports(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>], awaited: &[usize]) -> Result<()> {
+    let rank = endpoint.rank();
+    for (peer, channels) in channels.iter().enumerate() {
+        let Some([first, ..]) = channels else { continue };
+        if first.own().word(FAILURE).load(Ordering::Acquire) == 0 {
+            continue;
+        }
+        let mut bytes = [0u8; REPORT];
+        // SAFETY: the report lies in this rank's inbox.
+        unsafe { copy(first.own().at(FAILURE + 8), bytes.as_mut_ptr(), REPORT) };
+        match Report::decode(&bytes) {
+            Report::Left if !awaited.contains(&peer) => {}
+            Report::Left => {
+                let why = "it dropped its communicator while this rank still waits for it".into();
+                return Err(Error::PeerFailed { rank, culprit: peer, why });
+            }
+            Report::Failed { why } => return Err(Error::PeerFailed { rank, culprit: peer, why }),
+            Report::Mismatch { ours, peer: other, theirs } => {
+                return Err(Error::Mismatch { rank: peer, ours, peer: other, theirs });
+            }
+        }
+    }
+    for &peer in awaited {
+        if let Some(source) = endpoint.lost(peer) {
+            return Err(Error::Transport { rank, source });
+        }
+    }
+    Ok(())
+}
+
+fn failure(endpoint: &Endpoint, failure: Failure) -> Error {
+    let rank = endpoint.rank();
+    match failure {
+        Failure::Other(e) => *e,
+        Failure::Transport(source) => Error::Transport { rank, source },
+        Failure::Mismatch { peer, ours, theirs } => Error::Mismatch { rank, ours, peer, theirs },
+        Failure::Length { peer, ours, got, expected } => {
+            Error::Length { rank, peer, call: ours, got, expected }
+        }
+    }
+}

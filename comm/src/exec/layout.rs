@@ -1,0 +1,57 @@
+//! How the inbox is laid out that every rank has for every peer: a few lanes, each with a credit counter, a line for
+//! reports of failure, and slots.
+
+use crate::schedule::MAX_LANES;
+
+/// Bytes of a cache line; counters that different ranks write lie in different ones.
+pub const LINE: u64 = 64;
+/// Slots of a lane. Half of them may be consumed before their sender is told.
+pub const SLOTS: u64 = 8;
+/// Data that a slot holds: small enough that all slots of a few peers stay in the second-level cache.
+pub const SLOT_BYTES: u64 = 32 << 10;
+/// Data that a descriptor itself holds.
+pub const INLINE: u64 = 32;
+/// Lanes of an inbox: those of the programs, and one for single sends and receives.
+pub const LANES: usize = MAX_LANES + 1;
+/// The lane of single sends and receives.
+pub const P2P_LANE: usize = MAX_LANES;
+
+/// Offset of the credit counter in a lane: how many of this rank's descriptors the peer has consumed.
+pub const CREDIT: u64 = 0;
+/// Offset of the counter, and after it the report, by which the peer tells that it failed; in the first lane.
+pub const FAILURE: u64 = LINE;
+/// Bytes of a report, after its counter.
+pub const REPORT: usize = 4 * LINE as usize - 8;
+const FIRST_SLOT: u64 = FAILURE + 4 * LINE;
+const SLOT_STRIDE: u64 = LINE + SLOT_BYTES;
+/// Bytes of a lane.
+pub const LANE: u64 = (FIRST_SLOT + SLOTS * SLOT_STRIDE).next_multiple_of(4096);
+
+/// Bytes of the inbox for one peer; under 1 MB.
+pub const PEER: u64 = LANES as u64 * LANE;
+
+/// Bytes of a rank's inboxes.
+pub const fn inbox_len(world_size: usize) -> u64 {
+    world_size as u64 * PEER
+}
+
+/// Offset of a lane of the inbox for `peer`, in the window of all inboxes.
+pub const fn lane(peer: usize, lane: usize) -> u64 {
+    peer as u64 * PEER + lane as u64 * LANE
+}
+
+/// Offset in its lane of the slot for the descriptor with this number.
+pub const fn slot(descriptor: u64) -> u64 {
+    FIRST_SLOT + (descriptor % SLOTS) * SLOT_STRIDE
+}
+
+// Fields of a descriptor, as offsets in its slot.
+
+/// Its number plus one; written last.
+pub const SEQUENCE: u64 = 0;
+/// [`super::stamp::Stamp::head`]; the stamp's count, its root, and the number of bytes with the kind on top follow.
+pub const HEAD: u64 = 8;
+/// Inline data, or the address and length of data that the receiver reads.
+pub const BODY: u64 = 32;
+
+const _: () = assert!(PEER < 1_000_000 && BODY + INLINE == LINE);

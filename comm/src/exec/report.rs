@@ -1,0 +1,107 @@
+//! What a rank tells its peers when it gives up, in [`REPORT`] bytes.
+
+use super::layout::REPORT;
+use super::stamp::Stamp;
+
+/// What a rank tells its peers when it gives up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report {
+    /// It found that another rank is in another call.
+    Mismatch {
+        /// What it called.
+        ours: Stamp,
+        /// The other rank.
+        peer: usize,
+        /// What that one called.
+        theirs: Stamp,
+    },
+    /// Something else.
+    Failed {
+        /// What, cut to fit.
+        why: String,
+    },
+    /// Nothing failed: its communicator is no more.
+    Left,
+}
+
+const MISMATCH: u8 = 1;
+const FAILED: u8 = 2;
+const LEFT: u8 = 3;
+const HEAD: usize = 8;
+
+impl Report {
+    /// As bytes.
+    pub fn encode(&self) -> [u8; REPORT] {
+        let mut bytes = [0u8; REPORT];
+        match self {
+            Report::Mismatch { ours, peer, theirs } => {
+                bytes[0] = MISMATCH;
+                let words = [
+                    ours.head(),
+                    ours.count,
+                    u64::from(ours.root),
+                    *peer as u64,
+                    theirs.head(),
+                    theirs.count,
+                    u64::from(theirs.root),
+                ];
+                for (to, word) in bytes[HEAD..].chunks_exact_mut(8).zip(words) {
+                    to.copy_from_slice(&word.to_le_bytes());
+                }
+            }
+            Report::Failed { why } => {
+                bytes[0] = FAILED;
+                let room = REPORT - HEAD;
+                let end = (0..=why.len().min(room)).rev().find(|&i| why.is_char_boundary(i)).unwrap_or(0);
+                bytes[1] = end as u8;
+                bytes[HEAD..HEAD + end].copy_from_slice(&why.as_bytes()[..end]);
+            }
+            Report::Left => bytes[0] = LEFT,
+        }
+        bytes
+    }
+
+    /// From bytes that a peer wrote, whatever they are.
+    pub fn decode(bytes: &[u8; REPORT]) -> Report {
+        let word = |i: usize| {
+            u64::from_le_bytes(std::array::from_fn(|b| bytes.get(HEAD + 8 * i + b).copied().unwrap_or(0)))
+        };
+        match bytes[0] {
+            MISMATCH => Report::Mismatch {
+                ours: Stamp::from_wire(word(0), word(1), word(2) as u32),
+                peer: word(3) as usize,
+                theirs: Stamp::from_wire(word(4), word(5), word(6) as u32),
+            },
+            LEFT => Report::Left,
+            _ => {
+                let end = (HEAD + usize::from(bytes[1])).min(REPORT);
+                Report::Failed { why: String::from_utf8_lossy(&bytes[HEAD..end]).into_owned() }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_told_is_read(a: [u64; 3], b: [u64; 3], peer in 0usize..1000, why in ".{0,300}") {
+            let mask = |s: [u64; 3]| Stamp::from_wire(s[0] & 0xff_ffff_ffff_ffff, s[1], s[2] as u32);
+            let report = Report::Mismatch { ours: mask(a), peer, theirs: mask(b) };
+            prop_assert_eq!(Report::decode(&report.encode()), report);
+            match Report::decode(&Report::Failed { why: why.clone() }.encode()) {
+                Report::Failed { why: read } => prop_assert!(why.starts_with(&read) && read.len() + 4 > why.len().min(240)),
+                other => prop_assert!(false, "{:?}", other),
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), REPORT)) {
+            let _ = Report::decode(bytes[..].try_into().unwrap());
+        }
+    }
+}

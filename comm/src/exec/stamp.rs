@@ -1,0 +1,101 @@
+//! What a call is, in 24 bytes.
+
+use std::fmt;
+
+use crate::number::{DataType, ReduceOp};
+use crate::schedule::Collective;
+
+/// Identifies a call. Every message carries its call's stamp; a receiver that is in another call finds out at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stamp {
+    /// The number of the collective call on its communicator, from 1; 0 for sends and receives, which only the two
+    /// ranks concerned count.
+    pub sequence: u32,
+    /// [`Collective`] as a number; with [`Stamp::VARIABLE`] for a v-variant.
+    pub collective: u8,
+    /// [`DataType`] as a number; 0 for a barrier.
+    pub data_type: u8,
+    /// [`ReduceOp::code`]; 0 where nothing is reduced.
+    pub op: u8,
+    /// Elements: of the buffer, or of a rank's part; of all parts for a v-variant.
+    pub count: u64,
+    /// The root where there is one; a hash of the counts for v-variants.
+    pub root: u32,
+}
+
+impl Stamp {
+    /// Marks a v-variant in [`Stamp::collective`].
+    pub const VARIABLE: u8 = 0x80;
+
+    /// The first 8 bytes on the wire.
+    pub fn head(&self) -> u64 {
+        u64::from(self.sequence)
+            | u64::from(self.collective) << 32
+            | u64::from(self.data_type) << 40
+            | u64::from(self.op) << 48
+    }
+
+    /// From its parts on the wire.
+    pub fn from_wire(head: u64, count: u64, root: u32) -> Stamp {
+        Stamp {
+            sequence: head as u32,
+            collective: (head >> 32) as u8,
+            data_type: (head >> 40) as u8,
+            op: (head >> 48) as u8,
+            count,
+            root,
+        }
+    }
+}
+
+/// As in "rank 3 called `all_gather(1024 × f32) as call 17`".
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let variable = self.collective & Stamp::VARIABLE != 0;
+        let collective = Collective::try_from(self.collective & !Stamp::VARIABLE);
+        match collective {
+            Ok(c) => write!(f, "{}{}(", c.function(), if variable { "_v" } else { "" })?,
+            Err(code) => write!(f, "unknown collective {code}(")?,
+        }
+        if collective != Ok(Collective::Barrier) {
+            write!(f, "{} × ", self.count)?;
+            match DataType::try_from(self.data_type) {
+                Ok(t) => write!(f, "{}", t.name())?,
+                Err(_) => write!(f, "unknown type {}", self.data_type)?,
+            }
+        }
+        if let Some(op) = ReduceOp::ALL.iter().find(|op| op.code() == self.op) {
+            write!(f, ", {}", op.name())?;
+        }
+        if collective.is_ok_and(Collective::has_root) && !variable {
+            write!(f, ", root {}", self.root)?;
+        }
+        f.write_str(")")?;
+        if self.sequence > 0 {
+            write!(f, " as call {}", self.sequence)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_named_as_its_caller_wrote_it() {
+        let stamp = Stamp {
+            sequence: 17,
+            collective: Collective::AllReduce as u8,
+            data_type: DataType::F32 as u8,
+            op: ReduceOp::Sum.code(),
+            count: 1024,
+            root: 0,
+        };
+        assert_eq!(stamp.to_string(), "all_reduce(1024 × float, sum) as call 17");
+        assert_eq!(Stamp::from_wire(stamp.head(), stamp.count, stamp.root), stamp);
+        let gather = Stamp { sequence: 0, collective: Collective::Gather as u8, op: 0, root: 3, ..stamp };
+        assert_eq!(gather.to_string(), "gather(1024 × float, root 3)");
+        assert_eq!(Stamp { collective: 99, ..gather }.to_string(), "unknown collective 99(1024 × float)");
+    }
+}

@@ -1,0 +1,446 @@
+//! A rank's side of all its links: how they are made, and how it waits.
+
+use std::hint::spin_loop;
+use std::os::fd::AsFd;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::bell::{self, Bell, BellSocket};
+use crate::host::{host_name, process_start};
+use crate::local::LocalLink;
+use crate::mapped::Mapped;
+use crate::region::SLEEP;
+use crate::secure::Secret;
+use crate::shm::{self, Arena, ShmLink};
+use crate::tcp::TcpCard;
+use crate::tcp::{self, Tcp};
+use crate::{Card, Choice, Config, Error, HostId, Link, Region, Result, Window, sys};
+
+/// How long a wait spins before it sleeps, when every rank of the host has a core of its own.
+const SPIN: Duration = Duration::from_micros(200);
+/// The same, when ranks share cores: long enough for a rank that runs on another core to answer.
+const SPIN_CROWDED: Duration = Duration::from_micros(5);
+/// How often a long wait looks at the world: lost peers, reported failures.
+const TICK: Duration = Duration::from_millis(100);
+/// Polls between two looks at the clock.
+const POLLS: u32 = 64;
+
+/// What a look at a condition found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// It holds.
+    Done,
+    /// Not yet, but something moved.
+    Moved,
+    /// Nothing moved.
+    Idle,
+}
+
+/// A rank that peers can be told of: it listens, and has no links yet.
+#[derive(Debug)]
+pub struct Opening {
+    config: Config,
+    card: Card,
+    shm: shm::Listening,
+    tcp: tcp::Listening,
+}
+
+/// This rank's side of all its links.
+#[derive(Debug)]
+pub struct Endpoint {
+    rank: usize,
+    ways: Vec<Way>,
+    links: Vec<Option<Arc<dyn Link>>>,
+    region: Arc<Region>,
+    sleep: u64,
+    _header: Option<Window>,
+    tcp: Option<Tcp>,
+    bell_socket: Option<BellSocket>,
+    cards: Vec<Card>,
+    crowded: bool,
+    delays: bool,
+    spin: Duration,
+    config: Config,
+}
+
+/// How a rank is reached.
+#[derive(Debug, Clone)]
+pub(crate) enum Way {
+    Own,
+    Local(Arc<LocalLink>),
+    Shm(Arc<ShmLink>),
+    Tcp(Arc<dyn Link>),
+}
+
+/// What an endpoint is made of.
+pub(crate) struct Parts {
+    pub rank: usize,
+    pub ways: Vec<Way>,
+    pub region: Arc<Region>,
+    pub sleep: u64,
+    pub header: Option<Window>,
+    pub tcp: Option<Tcp>,
+    pub bell_socket: Option<BellSocket>,
+    pub cards: Vec<Card>,
+    pub local_ranks: usize,
+    pub config: Config,
+}
+
+impl Opening {
+    /// What the other ranks need to reach this one.
+    pub fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// Links this rank to all others, whose cards came by an authenticated way together with `secret`, which all
+    /// ranks of the job share. All ranks call this.
+    pub fn connect(
+        self,
+        rank: usize,
+        cards: Vec<Card>,
+        secret: &Secret,
+        deadline: Instant,
+    ) -> Result<Endpoint> {
+        let Opening { config, card, shm, tcp } = self;
+        let same_host = |r: usize| cards[r].host == card.host;
+        let local_ranks = (0..cards.len()).filter(|&r| same_host(r)).count();
+        if let (Choice::Shm, Some(far)) = (config.transport, (0..cards.len()).find(|&r| !same_host(r))) {
+            let (there, here) = (&cards[far], &card);
+            let why = format!(
+                "ND_TRANSPORT=shm, but it is on another host ({}, {:?}; this is {}, {:?}); use auto",
+                there.host_name, there.host, here.host_name, here.host
+            );
+            return Err(Error::Unreachable { from: rank, to: far, why });
+        }
+        let shares = |r: usize| r == rank || (config.transport != Choice::Tcp && same_host(r));
+        let locals: Vec<_> = (0..cards.len()).filter(|&r| shares(r)).map(|r| (r, &cards[r].shm)).collect();
+        if config.cross_memory {
+            sys::allow_cross_memory();
+        }
+        let bell_socket = bell_socket(locals.len(), cards.len(), &card, SLEEP)?;
+        let arena = Arena::join(&shm, rank, &locals, deadline)?;
+        let place = |r: usize| locals.iter().position(|l| l.0 == r);
+        let region = arena.region(place(rank).expect("a rank shares memory with itself"));
+        let far: Vec<_> = (0..cards.len()).filter(|&r| place(r).is_none()).collect();
+        let tcp = (!far.is_empty())
+            .then(|| Tcp::start(tcp, rank, &cards, &far, secret, region.clone(), &config))
+            .transpose()?;
+        let way = |peer: usize| match (place(peer), &tcp) {
+            _ if peer == rank => Way::Own,
+            (Some(place), _) => Way::Shm(Arc::new(ShmLink {
+                peer,
+                pid: cards[peer].pid,
+                cross_memory: config.cross_memory,
+                mapped: Mapped {
+                    region: arena.region(place),
+                    sleep: SLEEP,
+                    bell: Bell::new(bell_name(&cards[peer], SLEEP)),
+                },
+                probed: OnceLock::new(),
+            })),
+            (None, Some(tcp)) => Way::Tcp(tcp.link(peer)),
+            (None, None) => unreachable!("there is tcp where a rank is far"),
+        };
+        let ways = (0..cards.len()).map(way).collect();
+        Ok(Endpoint::assemble(Parts {
+            rank,
+            ways,
+            region,
+            sleep: SLEEP,
+            header: None,
+            tcp,
+            bell_socket,
+            cards,
+            local_ranks,
+            config,
+        }))
+    }
+}
+
+/// The name of the socket that wakes a rank's endpoint that has its sleep word there.
+fn bell_name(card: &Card, sleep: u64) -> Vec<u8> {
+    [&card.shm.name[..], format!("-bell-{sleep:x}").as_bytes()].concat()
+}
+
+/// Needed only by a rank that has both mapped memory and sockets to wait for.
+fn bell_socket(local: usize, all: usize, card: &Card, sleep: u64) -> Result<Option<BellSocket>> {
+    (1 < local && local < all).then(|| BellSocket::bind(&bell_name(card, sleep))).transpose()
+}
+
+/// A part of an endpoint's ranks that is about to become a group of its own; see [`Endpoint::derive`].
+#[derive(Debug)]
+pub struct Deriving {
+    members: Vec<usize>,
+    header: Window,
+    tcp: Option<tcp::Listening>,
+    card: DerivedCard,
+}
+
+/// What the members of a derived group tell each other.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DerivedCard {
+    sleep: u64,
+    tcp: Option<TcpCard>,
+}
+
+impl Deriving {
+    /// What the other members need.
+    pub fn card(&self) -> &DerivedCard {
+        &self.card
+    }
+
+    /// Makes the group's endpoint; `cards` are those of `members`, in that order, `secret` is the group's own.
+    pub fn connect(self, parent: &Endpoint, cards: &[DerivedCard], secret: &Secret) -> Result<Endpoint> {
+        let Deriving { members, header, tcp, card } = self;
+        let rank = members.iter().position(|&m| m == parent.rank).expect("a rank derives groups of its own");
+        let with_tcp = |(&m, derived): (&usize, &DerivedCard)| {
+            let card = parent.cards.get(m)?.clone();
+            Some(Card { tcp: derived.tcp.clone().unwrap_or(card.tcp), ..card })
+        };
+        let full: Vec<Card> = members.iter().zip(cards).filter_map(with_tcp).collect();
+        let far: Vec<_> =
+            (0..members.len()).filter(|&r| matches!(parent.ways[members[r]], Way::Tcp(_))).collect();
+        let bell_socket = match full.get(rank) {
+            Some(mine) => bell_socket(members.len() - far.len(), members.len(), mine, card.sleep)?,
+            None => None,
+        };
+        let tcp = match (tcp, far.is_empty()) {
+            (Some(tcp), false) => {
+                Some(Tcp::start(tcp, rank, &full, &far, secret, parent.region.clone(), &parent.config)?)
+            }
+            _ => None,
+        };
+        let way = |(peer, &member): (usize, &usize)| match (&parent.ways[member], &tcp) {
+            (Way::Own, _) => Way::Own,
+            (Way::Local(link), _) => Way::Local(Arc::new(link.derive(rank, peer, cards[peer].sleep))),
+            (Way::Shm(link), _) => {
+                let bell = Bell::new(bell_name(&full[peer], cards[peer].sleep));
+                Way::Shm(Arc::new(link.derive(peer, cards[peer].sleep, bell)))
+            }
+            (Way::Tcp(_), Some(tcp)) => Way::Tcp(tcp.link(peer)),
+            (Way::Tcp(_), None) => unreachable!("a group with far members listens"),
+        };
+        let here = |r: &usize| match &full[..] {
+            [] => true,
+            full => full[*r].host == full[rank].host,
+        };
+        Ok(Endpoint::assemble(Parts {
+            rank,
+            ways: members.iter().enumerate().map(way).collect(),
+            region: parent.region.clone(),
+            sleep: card.sleep,
+            header: Some(header),
+            tcp,
+            bell_socket,
+            local_ranks: (0..members.len()).filter(here).count(),
+            cards: full,
+            config: parent.config.clone(),
+        }))
+    }
+}
+
+impl Endpoint {
+    /// Listens.
+    pub fn open(config: &Config) -> Result<Opening> {
+        let shm = shm::Listening::open()?;
+        let (tcp, tcp_card) = tcp::Listening::open(config)?;
+        let pid = std::process::id();
+        let card = Card {
+            host: HostId::here(config.host_id.as_deref()),
+            host_name: host_name(),
+            pid,
+            process_start: process_start(pid).unwrap_or_default(),
+            shm: shm.card.clone(),
+            tcp: tcp_card,
+        };
+        Ok(Opening { config: config.clone(), card, shm, tcp })
+    }
+
+    /// Begins a group of some of these ranks (this one among them), in that order. It shares this endpoint's memory,
+    /// so that what is registered here is registered there, and nothing else: threads may use both at once.
+    pub fn derive(&self, members: Vec<usize>) -> Result<Deriving> {
+        let header = self.region.alloc(1, true)?;
+        let far = members.iter().any(|&m| matches!(self.ways[m], Way::Tcp(_)));
+        let (tcp, tcp_card) = match far {
+            true => Some(tcp::Listening::open(&self.config)?).unzip(),
+            false => (None, None),
+        };
+        let card = DerivedCard { sleep: header.offset(), tcp: tcp_card };
+        Ok(Deriving { members, header, tcp, card })
+    }
+
+    pub(crate) fn assemble(parts: Parts) -> Endpoint {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let crowded = parts.local_ranks > cores;
+        let Parts { rank, ways, region, sleep, header, tcp, bell_socket, cards, config, .. } = parts;
+        let link = |way: &Way| match way {
+            Way::Own => None,
+            Way::Local(link) => Some(link.clone() as Arc<dyn Link>),
+            Way::Shm(link) => Some(link.clone() as Arc<dyn Link>),
+            Way::Tcp(link) => Some(link.clone()),
+        };
+        Endpoint {
+            rank,
+            links: ways.iter().map(link).collect(),
+            delays: ways.iter().any(|w| matches!(w, Way::Local(l) if l.abilities().is_empty())),
+            ways,
+            region,
+            sleep,
+            _header: header,
+            tcp,
+            bell_socket,
+            cards,
+            crowded,
+            spin: config.spin.unwrap_or(if crowded { SPIN_CROWDED } else { SPIN }),
+            config,
+        }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Memory that peers can reach.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// The link to a peer; none to itself.
+    pub fn link(&self, peer: usize) -> Option<&Arc<dyn Link>> {
+        self.links[peer].as_ref()
+    }
+
+    /// The rank as a person looks for it: "rank 3 (host a, pid 17)".
+    pub fn who(&self, rank: usize) -> String {
+        match self.cards.get(rank) {
+            Some(card) => format!("rank {rank} ({}, pid {})", card.host_name, card.pid),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// Which ranks share a host with whom: a number for each rank, equal for ranks of one host.
+    pub fn hosts(&self) -> Vec<usize> {
+        let first = |card: &Card| self.cards.iter().position(|c| c.host == card.host).unwrap_or_default();
+        if self.cards.is_empty() {
+            vec![0; self.world_size()]
+        } else {
+            self.cards.iter().map(first).collect()
+        }
+    }
+
+    /// Whether ranks of this host outnumber its cores.
+    pub fn crowded(&self) -> bool {
+        self.crowded
+    }
+
+    /// Moves whatever can move without waiting; whether something did.
+    pub fn progress(&self) -> Result<bool> {
+        let mut moved = false;
+        if self.delays {
+            for way in &self.ways {
+                if let Way::Local(link) = way {
+                    moved |= link.tick();
+                }
+            }
+        }
+        if let Some(tcp) = &self.tcp {
+            moved |= tcp.progress()?;
+        }
+        Ok(moved)
+    }
+
+    /// Why a peer cannot be expected to do anything any more.
+    pub fn lost(&self, peer: usize) -> Option<Error> {
+        let cause = match &self.ways[peer] {
+            Way::Own => None,
+            Way::Local(link) => link.lost().then(|| "lost on purpose".to_string()),
+            Way::Shm(_) => {
+                let card = &self.cards[peer];
+                let gone = process_start(card.pid) != Some(card.process_start);
+                gone.then(|| format!("its process {} is gone", card.pid))
+            }
+            Way::Tcp(_) => self.tcp.as_ref().and_then(|tcp| tcp.lost(peer)),
+        }?;
+        let host = self.cards.get(peer).map_or_else(host_name, |card| card.host_name.clone());
+        Some(Error::PeerLost { rank: peer, host, cause })
+    }
+
+    /// Waits until `look` says done; false when the deadline passed first. In between, everything that can move
+    /// moves. `tick` is called now and then during long waits; its error ends the wait.
+    ///
+    /// Spins for a while, then sleeps until a peer signals.
+    pub fn wait<E: From<Error>>(
+        &self,
+        deadline: Instant,
+        mut look: impl FnMut() -> Result<Step, E>,
+        mut tick: impl FnMut() -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let mut idle = 0;
+        let mut since = None;
+        let mut next_tick = None;
+        loop {
+            let moved = self.progress()?;
+            match look()? {
+                Step::Done => return Ok(true),
+                Step::Moved => (idle, since) = (0, None),
+                Step::Idle if moved => (idle, since) = (0, None),
+                Step::Idle => idle += 1,
+            }
+            if idle % POLLS != 0 || idle == 0 {
+                spin_loop();
+                continue;
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Ok(false);
+            }
+            let tick_at = *next_tick.get_or_insert(now + TICK);
+            if now >= tick_at {
+                tick()?;
+                next_tick = Some(now + TICK);
+            }
+            if now.duration_since(*since.get_or_insert(now)) >= self.spin {
+                let mut found = Ok(Step::Idle);
+                self.sleep((deadline - now).min(TICK), || {
+                    found = look();
+                    !matches!(found, Ok(Step::Idle))
+                })?;
+                match found? {
+                    Step::Done => return Ok(true),
+                    Step::Moved => (idle, since) = (0, None),
+                    Step::Idle => {}
+                }
+            } else if self.crowded {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Sleeps until a peer signals, unless `ready` turns out to hold.
+    fn sleep(&self, timeout: Duration, ready: impl FnOnce() -> bool) -> Result<()> {
+        // Delayed puts of the local transport only move when this thread moves them.
+        let timeout = if self.delays { timeout.min(Duration::from_micros(100)) } else { timeout };
+        let word = self.region.word(self.sleep);
+        match &self.tcp {
+            None => {
+                bell::sleep(word, timeout, ready);
+                Ok(())
+            }
+            Some(tcp) => {
+                let mut slept = Ok(());
+                bell::sleep_in_poll(word, ready, || {
+                    slept = tcp.park(self.bell_socket.as_ref().map(AsFd::as_fd), timeout)
+                });
+                slept
+            }
+        }
+    }
+}
