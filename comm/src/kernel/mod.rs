@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `pack` | a few elements in registers: the portable form, on arrays |
+//! | `avx2` | floats with AVX2 and F16C |
 //! | `evaluate` | the loops: a fold over packs, or over blocks that stay in the first-level cache |
 //! | `table` | which loop for which type, operation and processor |
 //!
@@ -23,6 +24,8 @@
 //!   or clear a NaN's signalling bit.
 #![allow(unsafe_code)] // reads and writes memory of types that are known only at run time
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod evaluate;
 mod pack;
 mod table;

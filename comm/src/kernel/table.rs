@@ -2,12 +2,33 @@
 
 use half::{bf16, f16};
 
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
 use super::evaluate::{Functions, Params, Unary};
 use super::pack::Portable;
 use crate::number::{DataType, F8E4M3, F8E5M2, ReduceOp};
 
 /// The fastest loops that this processor runs; nothing when the operation is not defined for the type.
 pub(super) fn best(data_type: DataType, op: ReduceOp) -> Option<Functions> {
+    #[cfg(target_arch = "x86_64")]
+    if avx2::available() {
+        return match data_type {
+            DataType::I8 => with_avx2::integer::<Portable<i8, 64>>(op),
+            DataType::U8 => with_avx2::integer::<Portable<u8, 64>>(op),
+            DataType::I16 => with_avx2::integer::<Portable<i16, 32>>(op),
+            DataType::U16 => with_avx2::integer::<Portable<u16, 32>>(op),
+            DataType::I32 => with_avx2::integer::<Portable<i32, 16>>(op),
+            DataType::U32 => with_avx2::integer::<Portable<u32, 16>>(op),
+            DataType::I64 => with_avx2::integer::<Portable<i64, 8>>(op),
+            DataType::U64 => with_avx2::integer::<Portable<u64, 8>>(op),
+            DataType::F16 => with_avx2::float::<avx2::F16>(op),
+            DataType::BF16 => with_avx2::float::<avx2::BF16>(op),
+            DataType::F32 => with_avx2::float::<avx2::F32>(op),
+            DataType::F64 => with_avx2::float::<Portable<f64, 8>>(op),
+            DataType::F8E4M3 => with_avx2::float::<avx2::F8E4M3>(op),
+            DataType::F8E5M2 => with_avx2::float::<avx2::F8E5M2>(op),
+        };
+    }
     portable(data_type, op)
 }
 
@@ -104,3 +125,5 @@ macro_rules! instantiate {
 }
 
 instantiate!(any);
+#[cfg(target_arch = "x86_64")]
+instantiate!(with_avx2, "avx2,f16c");
