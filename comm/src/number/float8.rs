@@ -160,7 +160,8 @@ mod tests {
 
     #[test]
     fn rounding_is_to_nearest_even_around_every_value() {
-        let formats: [(fn(f32) -> u8, i32, i32, u8, u8); 2] =
+        type Format = (fn(f32) -> u8, i32, i32, u8, u8);
+        let formats: [Format; 2] =
             [(|x| F8E4M3::from_f32(x).0, 3, 7, 0x7e, 0x7f), (|x| F8E5M2::from_f32(x).0, 2, 15, 0x7b, 0x7c)];
         for (round, mantissa, bias, top, over) in formats {
             let mut probes = vec![f32::MIN_POSITIVE, f32::from_bits(1), f32::MAX, f32::INFINITY, 1e6, 1e-30];
