@@ -64,8 +64,10 @@ impl<'a> Lane<'a> {
 
 /// The program of these lanes.
 pub(super) fn finish<'a>(lanes: impl IntoIterator<Item = Lane<'a>>) -> Program {
-    let lanes: Vec<_> =
-        lanes.into_iter().map(|lane| lane.instructions).filter(|lane| !lane.is_empty()).collect();
+    let mut lanes: Vec<_> = lanes.into_iter().map(|lane| lane.instructions).collect();
+    while lanes.last().is_some_and(Vec::is_empty) {
+        lanes.pop(); // only the last: the number of a lane says which messages belong to it
+    }
     let (mut scratch, mut partial) = (0, 0);
     for span in lanes.iter().flatten().flat_map(Instruction::spans) {
         let used = match span.space {

@@ -20,17 +20,26 @@
 //! |---|---|
 //! | [`buffers`] | lengths and aliasing of a rank's buffers; cutting into parts and pieces |
 //! | [`hazards`](mod@hazards) | which messages must have been consumed before an instruction may write |
-//! | [`direct`], [`ring`] | the algorithms, one a file |
+//! | [`verify`](mod@verify) | proves that a schedule does what its collective promises |
+//! | [`direct`], [`ring`], [`doubling`], [`halving`], [`tree`], [`dbtree`], [`bruck`] | the algorithms, one a file |
 
 use std::sync::Arc;
 
+pub mod bruck;
 pub mod buffers;
+mod canonical;
+pub mod dbtree;
 pub mod direct;
+pub mod doubling;
+pub mod halving;
 pub mod hazards;
 mod lane;
 pub mod ring;
+pub mod tree;
+pub mod verify;
 
 pub use hazards::{Waits, hazards};
+pub use verify::{Fault, Report, verify};
 
 use crate::fold::Fold;
 
@@ -356,7 +365,16 @@ pub trait Algorithm: Sync {
 
 /// All algorithms, in the order in which they are listed to users.
 pub fn algorithms() -> &'static [&'static dyn Algorithm] {
-    &[&direct::OneShot, &direct::Direct, &ring::Ring]
+    &[
+        &direct::OneShot,
+        &direct::Direct,
+        &doubling::Doubling,
+        &halving::Halving,
+        &tree::Tree,
+        &ring::Ring,
+        &dbtree::DoubleTree,
+        &bruck::Bruck,
+    ]
 }
 
 /// The algorithm of this name.
