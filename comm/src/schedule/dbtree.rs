@@ -17,6 +17,9 @@ pub struct DoubleTree;
 /// Pieces of each half, so that programs stay small.
 const MOST_PIECES: usize = 256;
 
+/// Pieces that may go up beyond those that fill the tree, so that a late piece does not stop those behind it.
+const SLACK: usize = 4;
+
 impl Algorithm for DoubleTree {
     fn name(&self) -> &'static str {
         "dbtree"
@@ -55,7 +58,9 @@ fn one_tree<'a>(shape: &'a Shape, rank: usize, halves: &Parts, half: usize) -> L
     let (input, output) = (halves.span(Space::Input, half), halves.span(Space::Output, half));
     let all: Vec<_> = pieces(input.len, shape.piece, MOST_PIECES).collect();
     // A piece needs `depth` steps to the root and as many back: meanwhile the following ones go up.
-    let lag = if up.is_some() { 2 * depth } else { 0 };
+    // Never a deadlock: ordered by `piece + height - depth` for going up, `piece + height + lag - depth` for
+    // going down, everything waits for what comes before it.
+    let lag = if up.is_some() { 2 * depth + SLACK } else { 0 };
     for step in 0..all.len() + lag {
         if let Some(piece) = all.get(step) {
             let mut value = input.slice(piece);

@@ -21,7 +21,7 @@
 //! | [`buffers`] | lengths and aliasing of a rank's buffers; cutting into parts and pieces |
 //! | [`hazards`](mod@hazards) | which messages must have been consumed before an instruction may write |
 //! | [`verify`](mod@verify) | proves that a schedule does what its collective promises |
-//! | [`direct`], [`ring`], [`doubling`], [`halving`], [`tree`], [`dbtree`], [`bruck`] | the algorithms, one a file |
+//! | [`direct`], [`hierarchical`], [`ring`], [`doubling`], [`halving`], [`tree`], [`dbtree`], [`bruck`] | the algorithms, one a file |
 
 use std::sync::Arc;
 
@@ -33,12 +33,13 @@ pub mod direct;
 pub mod doubling;
 pub mod halving;
 pub mod hazards;
+pub mod hierarchical;
 mod lane;
 pub mod ring;
 pub mod tree;
 pub mod verify;
 
-pub use hazards::{Waits, hazards};
+pub use hazards::{Wait, Waits, hazards};
 pub use verify::{Fault, Report, verify};
 
 use crate::fold::Fold;
@@ -330,6 +331,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
     &[
         &direct::OneShot,
         &direct::Direct,
+        &hierarchical::Hierarchical,
         &doubling::Doubling,
         &halving::Halving,
         &tree::Tree,
