@@ -139,8 +139,9 @@ impl<'a> Machine<'a> {
 
     /// The next instruction of a lane, if it has not ended.
     fn at(&self, rank: usize, lane: usize) -> Option<(At, &'a Instruction)> {
+        // A message can name a lane that its receiver does not have.
+        let code: &'a [Instruction] = self.programs[rank].lanes.get(lane)?;
         let instruction = self.lanes[rank][lane].next;
-        let code: &'a [Instruction] = &self.programs[rank].lanes[lane];
         code.get(instruction).map(|next| (At { rank, lane, instruction }, next))
     }
 
