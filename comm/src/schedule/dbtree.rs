@@ -45,13 +45,12 @@ impl Algorithm for DoubleTree {
 }
 
 fn one_tree<'a>(shape: &'a Shape, rank: usize, halves: &Parts, half: usize) -> Lane<'a> {
-    let order = shape.layout.hosts().concat();
+    let order = shape.layout.order();
     let n = order.len();
-    let position = order.iter().position(|&r| r as usize == rank).expect("the layout holds every rank");
-    let node = renumber(half, position, n);
+    let node = renumber(half, shape.layout.position(rank), n);
     let rank_of = |node: usize| order[position_of(half, node, n)];
     let up = parent(node, n).map(rank_of);
-    let down: Vec<u32> = (0..n).filter(|&child| parent(child, n) == Some(node)).map(rank_of).collect();
+    let down: Vec<u32> = children(node, n).map(rank_of).collect();
     let depth = std::iter::successors(parent(node, n), |&node| parent(node, n)).count();
 
     let mut lane = Lane::new(shape, rank);
@@ -112,6 +111,12 @@ fn parent(node: usize, n: usize) -> Option<usize> {
     Some(if parent < n { parent } else { node ^ lowest })
 }
 
+/// The nodes whose parent is `node`: at a distance of a power of two.
+fn children(node: usize, n: usize) -> impl Iterator<Item = usize> {
+    let near = (0..n.ilog2() + 1).map(|k| 1 << k).flat_map(move |by| [node.checked_sub(by), Some(node + by)]);
+    near.flatten().filter(move |&child| child < n && parent(child, n) == Some(node))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,7 +125,10 @@ mod tests {
     fn trees_are_binary_and_low() {
         for n in 2..200 {
             for node in 0..n {
-                let children: Vec<_> = (0..n).filter(|&c| parent(c, n) == Some(node)).collect();
+                let mut children: Vec<_> = children(node, n).collect();
+                children.sort_unstable();
+                let all: Vec<_> = (0..n).filter(|&c| parent(c, n) == Some(node)).collect();
+                assert_eq!(children, all);
                 assert!(children.len() <= 2, "{n} {node}");
                 assert!(node % 2 == 0 || children.is_empty(), "odd nodes are leaves");
                 let depth = std::iter::successors(parent(node, n), |&node| parent(node, n)).count();

@@ -60,13 +60,16 @@ struct Place<'a> {
     host: usize,
     /// The ranks of this host.
     locals: &'a [u32],
+    /// Where among them this one is.
+    index: usize,
     parts: Parts,
 }
 
 impl<'a> Place<'a> {
     fn new(shape: &'a Shape, rank: usize) -> Place<'a> {
         let (hosts, host) = (shape.layout.hosts(), shape.layout.host_of(rank));
-        Place { rank: rank as u32, hosts, host, locals: &hosts[host], parts: parts_of(shape) }
+        let index = shape.layout.position(rank) - shape.layout.starts()[host];
+        Place { rank: rank as u32, hosts, host, locals: &hosts[host], index, parts: parts_of(shape) }
     }
 
     /// The parts of all ranks, in the order in which this host works on them, each with its handler here: those of
@@ -106,7 +109,7 @@ impl<'a> Place<'a> {
                 lane.send(owner, value);
             }
         }
-        let index = self.locals.iter().position(|&r| r == self.rank).expect("a rank is on its host");
+        let index = self.index;
         let terms = self.hosts.iter().enumerate().map(|(host, ranks)| match host {
             _ if host == self.host => Term::Own(own),
             _ => from(ranks[index % ranks.len()]),
@@ -116,7 +119,7 @@ impl<'a> Place<'a> {
 
     fn all_gather(&self, lane: &mut Lane<'_>, own: Span) {
         let locals = || self.locals.iter().copied().filter(|&r| r != self.rank);
-        let index = self.locals.iter().position(|&r| r == self.rank).expect("a rank is on its host");
+        let index = self.index;
         for i in 1..self.hosts.len() {
             let ranks = &self.hosts[(self.host + i) % self.hosts.len()];
             lane.send(ranks[index % ranks.len()], own);

@@ -148,3 +148,25 @@ fn pipelines_pass_every_piece_on_at_once() {
         assert_eq!((report.messages, report.chain), (4 * 10, 4), "{collective:?}");
     }
 }
+
+/// A program takes time that grows with its own length, not with the number of ranks: the cost model asks for all.
+#[test]
+fn a_hundred_thousand_ranks_can_be_planned() {
+    let n = 100_000;
+    let call = Call::new((0..n).map(|r| r / 8).collect(), 1 << 20);
+    for (name, collective, edges) in [
+        ("tree", Collective::Broadcast, 1),
+        ("dbtree", Collective::AllReduce, 4),
+        ("tree", Collective::Reduce, 1),
+    ] {
+        let algorithm = by_name(name).expect(name);
+        let layout = Arc::new(Layout::new(&call.hosts));
+        let counts = Counts::Equal(call.count);
+        let shape = Shape { collective, counts, root: 77, alias: Alias::None, layout, piece: u64::MAX };
+        let sends = |rank| {
+            let code = algorithm.program(&shape, rank).lanes.concat();
+            code.iter().filter(|i| matches!(i, Instruction::Send { .. })).count()
+        };
+        assert_eq!((0..n).map(sends).sum::<usize>(), edges * (n - 1), "{name} {collective:?}");
+    }
+}
