@@ -192,7 +192,7 @@ fn fill(rng: &mut StdRng, t: DataType, count: usize) -> Vec<u8> {
             4 | 5 if t.is_float() => {
                 let one = (exponent >> 1) & exponent;
                 one.wrapping_add(
-                    rng.random::<u64>() & (exponent & exponent.wrapping_neg()).wrapping_mul(4) - 1,
+                    rng.random::<u64>() & ((exponent & exponent.wrapping_neg()).wrapping_mul(4) - 1),
                 )
             }
             _ => rng.random(),
@@ -416,9 +416,9 @@ fn premultiplication_rounds_once_and_truncates_the_factor_for_integers() {
             // SAFETY: one element, in place.
             unsafe { kernel.premultiply(out.cast_const().cast(), out.cast(), 1) };
         }
-        // SAFETY: elements have no padding.
         let bytes = |x: &T| {
-            unsafe { std::slice::from_raw_parts((&raw const *x).cast::<u8>(), size_of::<T>()) }.to_vec()
+            // SAFETY: elements have no padding.
+            unsafe { std::slice::from_raw_parts(std::ptr::from_ref(x).cast::<u8>(), size_of::<T>()) }.to_vec()
         };
         assert_eq!(bytes(&one), bytes(&two));
         one
