@@ -24,6 +24,7 @@
 //!   copy between equal widths, and a fold of one term with nothing to do, move bits as they are; widening may keep
 //!   or clear a NaN's signalling bit.
 #![allow(unsafe_code)] // reads and writes memory of types that are known only at run time
+#![allow(clippy::needless_range_loop)] // loops over a constant number of lanes, which have to unroll
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
