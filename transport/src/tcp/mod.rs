@@ -391,10 +391,10 @@ impl Drop for Tcp {
             self.farewell(&mut inbox);
         }
         for link in &self.links {
-            if let Some(out) = link.out().take() {
-                if !self.forked.since() {
-                    out.close();
-                }
+            // In a child after fork the connections are the parent's: only our copies of the descriptors go.
+            match link.out().take() {
+                Some(out) if !self.forked.since() => out.close(),
+                _ => {}
             }
             link.forget();
         }
