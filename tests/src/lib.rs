@@ -9,3 +9,24 @@
 pub mod oracle;
 pub mod sample;
 pub mod worlds;
+
+/// What a test may need that a machine may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// To be root, for network namespaces and other users.
+    Root,
+}
+
+/// Says in one line that a test is skipped, on standard error and in the file that `ND_SKIPPED` names.
+pub fn skip(test: &str, need: Need) {
+    let need = match need {
+        Need::Root => "root",
+    };
+    let line = format!("skipped {test}: needs {need}\n");
+    eprint!("{line}");
+    if let Some(path) = std::env::var_os("ND_SKIPPED") {
+        use std::io::Write;
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let _ = file.and_then(|mut f| f.write_all(line.as_bytes()));
+    }
+}

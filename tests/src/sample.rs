@@ -7,6 +7,9 @@ use nd_comm::number::{Element, F8E4M3, F8E5M2};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+/// Stands for every NaN.
+const NAN: u64 = u64::MAX;
+
 /// A floating-point element type whose accumulator is `Acc`.
 pub trait Float: Element + Debug {
     /// What sums are held in.
@@ -15,7 +18,7 @@ pub trait Float: Element + Debug {
     fn widen(self) -> Self::Acc;
     /// To the nearest, ties to even.
     fn round(acc: Self::Acc) -> Self;
-    /// The bits, to compare.
+    /// The bits, to compare; one number for every NaN.
     fn bits(self) -> u64;
     /// The element nearest to a number.
     fn from_f64(x: f64) -> Self;
@@ -26,7 +29,7 @@ macro_rules! narrow {
         type Acc = f32;
         fn widen(self) -> f32 { self.to_f32() }
         fn round(acc: f32) -> Self { <$t>::from_f32(acc) }
-        fn bits(self) -> u64 { self.to_bits().into() }
+        fn bits(self) -> u64 { if self.is_nan() { NAN } else { self.to_bits().into() } }
         fn from_f64(x: f64) -> Self { <$t>::from_f32(x as f32) }
     })*};
 }
@@ -37,7 +40,7 @@ macro_rules! tiny {
         type Acc = f32;
         fn widen(self) -> f32 { self.to_f32() }
         fn round(acc: f32) -> Self { <$t>::from_f32(acc) }
-        fn bits(self) -> u64 { self.0.into() }
+        fn bits(self) -> u64 { if self.to_f32().is_nan() { NAN } else { self.0.into() } }
         fn from_f64(x: f64) -> Self { <$t>::from_f32(x as f32) }
     })*};
 }
@@ -48,7 +51,7 @@ macro_rules! native {
         type Acc = $t;
         fn widen(self) -> $t { self }
         fn round(acc: $t) -> Self { acc }
-        fn bits(self) -> u64 { self.to_bits().into() }
+        fn bits(self) -> u64 { if self.is_nan() { NAN } else { self.to_bits().into() } }
         fn from_f64(x: f64) -> Self { x as $t }
     })*};
 }

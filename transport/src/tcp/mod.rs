@@ -129,7 +129,7 @@ impl Tcp {
         let filter = Filter::parse(&config.interfaces);
         let link = |(slot, &peer): (usize, &usize)| {
             let card = &cards[peer];
-            let same_host = card.host == cards[me].host;
+            let same_host = card.network == cards[me].network;
             let ways = candidates(&listening.interfaces, &filter, config.family, &card.tcp, same_host);
             let cost = cost(&listening.interfaces, ways.first(), same_host);
             Arc::new(TcpLink::new(
