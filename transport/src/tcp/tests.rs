@@ -40,7 +40,11 @@ fn opened(n: usize, config: &Config) -> (Vec<Listening>, Vec<Card>) {
             let (listening, tcp) = Listening::open(config).unwrap();
             let host_name = format!("host{rank}");
             let shm = ShmCard { name: vec![], token: [0; 16] };
-            (listening, Card { host: HostId::here(None), host_name, pid: std::process::id(), shm, tcp })
+            let (host, network) = (HostId::here(None), HostId::network());
+            (
+                listening,
+                Card { host, network, host_name, pid: std::process::id(), process_start: 0, shm, tcp },
+            )
         })
         .unzip()
 }
