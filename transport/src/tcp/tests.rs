@@ -429,6 +429,13 @@ fn bench() {
             bench::ping_pong(bench::Bare::new(buffer)),
             bench::ping_pong(bench::Ours::new(&config)),
         );
+        let what = "the same, against a bare socket for each way";
+        show(
+            what,
+            "µs",
+            bench::ping_pong(bench::Bare::one_way(buffer)),
+            bench::ping_pong(bench::Ours::new(&config)),
+        );
         let what = "1 MiB after another, one way";
         show(what, "GB/s", bench::stream(bench::Bare::new(buffer)), bench::stream(bench::Ours::new(&config)));
     }
@@ -451,11 +458,22 @@ mod bench {
         fn drink(&self, bytes: &mut [u8], round: u64);
     }
 
-    /// Bare sockets that spin.
-    pub struct Bare([TcpStream; 2]);
+    /// Bare sockets that spin: for each end the one it sends on, then the one it receives from.
+    pub struct Bare([[TcpStream; 2]; 2]);
 
     impl Bare {
         pub fn new(buffer: Option<usize>) -> Bare {
+            let [a, b] = Bare::pair(buffer);
+            let again = |s: &TcpStream| s.try_clone().unwrap();
+            Bare([[again(&a), a], [again(&b), b]])
+        }
+
+        pub fn one_way(buffer: Option<usize>) -> Bare {
+            let ([a, b], [c, d]) = (Bare::pair(buffer), Bare::pair(buffer));
+            Bare([[a, d], [c, b]])
+        }
+
+        fn pair(buffer: Option<usize>) -> [TcpStream; 2] {
             let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let b = listener.accept().unwrap().0;
@@ -464,29 +482,29 @@ mod bench {
                 s.set_nodelay(true).unwrap();
                 s.set_nonblocking(true).unwrap();
             }
-            Bare([a, b])
+            [a, b]
         }
     }
 
     impl Ends for Bare {
         fn send(&self, me: usize, _: u64) {
-            (&self.0[me]).write_all(&[0; wire::HEAD + 8]).unwrap();
+            (&self.0[me][0]).write_all(&[0; wire::HEAD + 8]).unwrap();
         }
 
         fn receive(&self, me: usize, _: u64) {
-            while (&self.0[me]).read(&mut [0; wire::HEAD + 8]).is_err() {}
+            while (&self.0[me][1]).read(&mut [0; wire::HEAD + 8]).is_err() {}
         }
 
         fn pour(&self, mut bytes: &[u8], _: u64) {
             while !bytes.is_empty() {
-                bytes = &bytes[(&self.0[0]).write(bytes).unwrap_or(0)..];
+                bytes = &bytes[(&self.0[0][0]).write(bytes).unwrap_or(0)..];
             }
         }
 
         fn drink(&self, bytes: &mut [u8], _: u64) {
             let mut done = 0;
             while done < bytes.len() {
-                done += (&self.0[1]).read(&mut bytes[done..]).unwrap_or(0);
+                done += (&self.0[1][1]).read(&mut bytes[done..]).unwrap_or(0);
             }
         }
     }
@@ -530,7 +548,7 @@ mod bench {
         }
     }
 
-    const BATCHES: u64 = 400;
+    const BATCHES: u64 = 200;
     const ROUNDS: u64 = 50;
 
     /// The best batch, in seconds a round.
