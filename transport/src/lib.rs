@@ -1,1 +1,46 @@
 //! How bytes move between two ranks.
+//!
+//! May depend on `nd-topology`; knows nothing of collectives. One small vocabulary serves every kind of link:
+//!
+//! * a **window** ([`Window`]): a part of a rank's [`Region`], memory that peers may write into, and, where the
+//!   link allows it, map or read;
+//! * **put** ([`Link::put`]): write local memory into the peer's region; **signal** ([`Signal`]): raise a counter
+//!   in the peer's region, seen only after everything that was put before it on that link;
+//! * **wait** ([`Endpoint::wait`]): until a condition over own memory holds; every wait has a deadline;
+//! * **flush** ([`Link::flushed`]): local memory that was put may be reused;
+//! * **map** ([`Link::map`]): the peer's region as plain memory, so that a reduction reads it in place.
+//!
+//! | module | between | how |
+//! |---|---|---|
+//! | [`local`] | threads of one process | one mapping; also breaks things on purpose, for tests |
+//! | [`shm`] | processes of one host | an unnamed memory file passed over a Unix socket; futex to sleep |
+//! | [`tcp`] | any hosts | authenticated streams, payload received straight into its destination |
+//!
+//! [`Endpoint::open`] makes the [`Card`] that peers need to reach this rank; with the cards of all ranks,
+//! [`Opening::connect`] gives the [`Endpoint`]. How the cards travel is not this crate's business.
+
+mod card;
+mod config;
+mod endpoint;
+mod error;
+mod fork;
+mod host;
+mod link;
+pub mod local;
+mod region;
+pub mod secure;
+pub mod shm;
+mod sys;
+pub mod tcp;
+
+pub use card::Card;
+pub use config::{Choice, Config, Family, PortRange};
+pub use endpoint::{Endpoint, Opening};
+pub use error::{Error, Result};
+pub use fork::Forked;
+pub use host::HostId;
+pub use link::{Abilities, Cost, Link, Part, Signal, Ticket, Transport};
+pub use region::{Region, Window};
+
+/// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
+pub const PROTOCOL: u32 = 1;

@@ -1,0 +1,102 @@
+//! What can go wrong in a communicator.
+
+use std::time::Duration;
+
+/// The result of a call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call failed. Messages name the rank, the value, the limit and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The caller's arguments do not fit together; nothing was sent.
+    #[error("rank {rank}: {call}: {problem}; {remedy}")]
+    InvalidArgument {
+        /// This rank.
+        rank: usize,
+        /// Which call.
+        call: &'static str,
+        /// The value and the limit.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// Ranks called different things.
+    #[error("rank {peer} called {theirs}, rank {rank} called {ours}; every rank must make the same calls in the same order")]
+    Mismatch {
+        /// This rank.
+        rank: usize,
+        /// What it called.
+        ours: String,
+        /// The other rank.
+        peer: usize,
+        /// What that one called.
+        theirs: String,
+    },
+    /// A deadline passed inside a call.
+    #[error("rank {rank}: {call} did not finish within {:.1} s; still waiting for {waiting}", .after.as_secs_f64())]
+    Timeout {
+        /// This rank.
+        rank: usize,
+        /// Which call, with its sequence number.
+        call: String,
+        /// For how long.
+        after: Duration,
+        /// Which ranks it waits for, and where they are.
+        waiting: String,
+    },
+    /// Another rank reported that it failed.
+    #[error("rank {rank} gave up because rank {culprit} failed: {why}")]
+    PeerFailed {
+        /// This rank.
+        rank: usize,
+        /// The rank that failed first.
+        culprit: usize,
+        /// What it said.
+        why: String,
+    },
+    /// An earlier call failed, so the ranks are no longer in step.
+    #[error("rank {rank}: this communicator failed earlier ({why}); make a new one")]
+    Failed {
+        /// This rank.
+        rank: usize,
+        /// The first failure.
+        why: String,
+    },
+    /// The communicator was made before `fork`.
+    #[error("rank {rank}: this communicator belongs to the parent process; make a new one after fork")]
+    Forked {
+        /// This rank.
+        rank: usize,
+    },
+    /// The ranks did not find each other.
+    #[error("{who}: {problem}; {remedy}")]
+    Rendezvous {
+        /// "rank 3 of 8", or what is known.
+        who: String,
+        /// What happened.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A setting cannot be used.
+    #[error("{setting}={value}: {problem}; {remedy}")]
+    Config {
+        /// Its name.
+        setting: String,
+        /// Its value.
+        value: String,
+        /// Why not.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// Bytes did not move.
+    #[error("rank {rank}: {source}")]
+    Transport {
+        /// This rank.
+        rank: usize,
+        /// Why.
+        source: nd_transport::Error,
+    },
+}

@@ -1,0 +1,80 @@
+//! Settings of the transports. Whoever fills them in (environment, file, code) does so once, elsewhere.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Which transport to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// Shared memory between ranks of one host, TCP otherwise.
+    #[default]
+    Auto,
+    /// Shared memory, or an error.
+    Shm,
+    /// TCP, also between ranks of one host.
+    Tcp,
+}
+
+/// Which Internet protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Family {
+    /// Either, IPv4 first.
+    #[default]
+    Any,
+    /// Only IPv4.
+    V4,
+    /// Only IPv6.
+    V6,
+}
+
+/// Ports to listen on, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortRange {
+    /// Lowest.
+    pub first: u16,
+    /// Highest.
+    pub last: u16,
+}
+
+/// Settings of the transports.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `ND_TRANSPORT`.
+    pub transport: Choice,
+    /// `ND_SOCKET_IFNAME`: NCCL's syntax (`eth,ib` prefixes, `=eth0` exact, `^docker` all but); empty: automatic.
+    pub interfaces: String,
+    /// `ND_SOCKET_FAMILY`.
+    pub family: Family,
+    /// `ND_PORT_RANGE`; none: the system chooses.
+    pub ports: Option<PortRange>,
+    /// `ND_SOCKET_BUFFER`: bytes of the kernel's buffer in each direction; none: the system's own tuning.
+    pub socket_buffer: Option<usize>,
+    /// `ND_HOSTID`: overrides the host's identity, as NCCL_HOSTID does.
+    pub host_id: Option<String>,
+    /// `ND_CMA=0` forbids cross-memory attach.
+    pub cross_memory: bool,
+    /// `ND_SPIN_US`: how long a wait spins before it sleeps; none: long when every rank has a core, else hardly.
+    pub spin: Option<Duration>,
+    /// How long a start may take (`ND_START_TIMEOUT`).
+    pub start_timeout: Duration,
+    /// The address by which this rank reached the rendezvous; preferred when choosing an interface. Not a setting
+    /// of the user.
+    pub local_address: Option<IpAddr>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            transport: Choice::Auto,
+            interfaces: String::new(),
+            family: Family::Any,
+            ports: None,
+            socket_buffer: None,
+            host_id: None,
+            cross_memory: true,
+            spin: None,
+            start_timeout: Duration::from_secs(60),
+            local_address: None,
+        }
+    }
+}

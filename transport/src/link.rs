@@ -1,0 +1,132 @@
+//! A link to one peer: the vocabulary.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use crate::Result;
+
+bitflags::bitflags! {
+    /// What a link can do beyond put and signal.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct Abilities: u32 {
+        /// [`Link::map`] gives the peer's region as plain memory.
+        const MAP = 1;
+        /// [`Link::read`] reads any memory of the peer, by the peer's own address.
+        const READ = 2;
+        /// The peer's addresses are valid here as they are (threads of one process).
+        const SHARED = 4;
+    }
+}
+
+/// The kinds of link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Transport {
+    /// Threads of one process.
+    Local,
+    /// Processes of one host.
+    Shm,
+    /// Any hosts.
+    Tcp,
+}
+
+impl Transport {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Local => "local",
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What a link costs, before anything was measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cost {
+    /// From a put's start to the signal's sight, µs.
+    pub latency_us: f64,
+    /// One direction, GB/s (1e9 B/s).
+    pub bandwidth: f64,
+}
+
+/// Raises the 64-bit counter at offset `at` (a multiple of 8) of the peer's region to `value`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signal {
+    /// Where.
+    pub at: u64,
+    /// To what.
+    pub value: u64,
+}
+
+/// Local memory that is being put.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// First byte.
+    pub ptr: *const u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl Part {
+    /// The memory of a slice.
+    pub fn of(bytes: &[u8]) -> Part {
+        Part { ptr: bytes.as_ptr(), len: bytes.len() }
+    }
+}
+
+/// Stands for a put; see [`Link::flushed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Ticket(pub u64);
+
+/// This rank's way to one peer. Puts and signals of one link take effect at the peer in the order of the calls.
+pub trait Link: Send + Sync + fmt::Debug {
+    /// The peer's rank.
+    fn peer(&self) -> usize;
+
+    /// Which kind it is.
+    fn transport(&self) -> Transport;
+
+    /// What it can do beyond put and signal.
+    fn abilities(&self) -> Abilities;
+
+    /// What it costs.
+    fn cost(&self) -> Cost;
+
+    /// Starts to write `parts`, one after the other, to offset `at` of the peer's region, then raises `signal`.
+    /// Never blocks. The peer accepts only what lies inside one of its windows.
+    ///
+    /// # Safety
+    /// Parts longer than [`INLINE_PART`] bytes stay valid and unchanged until [`Link::flushed`] says so of the
+    /// ticket, or the link's endpoint is dropped; shorter ones may be reused at once.
+    unsafe fn put(&self, parts: &[Part], at: u64, signal: Option<Signal>) -> Result<Ticket>;
+
+    /// Raises a counter at the peer, after all earlier puts.
+    fn signal(&self, signal: Signal) -> Result<()>;
+
+    /// Whether the memory of this put may be reused.
+    fn flushed(&self, ticket: Ticket) -> bool;
+
+    /// The peer's region from offset `at`, `len` bytes, as plain memory ([`Abilities::MAP`]).
+    fn map(&self, at: u64, len: u64) -> Option<NonNull<u8>>;
+
+    /// Copies `len` bytes from the peer's own address `from` ([`Abilities::READ`]).
+    ///
+    /// # Safety
+    /// `to` is valid for `len` bytes, and the peer keeps `from` unchanged meanwhile.
+    unsafe fn read(&self, from: u64, to: *mut u8, len: usize) -> Result<()>;
+
+    /// Wakes the peer if it sleeps, after this rank wrote to mapped memory by itself.
+    fn wake(&self);
+
+    /// In a sentence: why this link, and between which addresses.
+    fn describe(&self) -> String;
+}
+
+/// Parts up to this many bytes are copied by [`Link::put`] where it cannot write them at once.
+pub const INLINE_PART: usize = 256;

@@ -1,0 +1,235 @@
+//! A rank's own memory that its peers may write, read or map.
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use crate::sys::{Mapping, PAGE};
+use crate::{Error, Result};
+
+/// Bytes at the start of a region that belong to the transports: the sleep word and the failure line.
+pub(crate) const HEADER: u64 = PAGE as u64;
+/// Offset of the word that says whether the rank sleeps (see [`crate::endpoint`]).
+pub(crate) const SLEEP: u64 = 0;
+/// Offset and length of the line in which peers report a failure.
+pub(crate) const FAILURE: u64 = 64;
+const FAILURE_LEN: u64 = 64;
+/// Offset of this rank's address for the cross-memory probe, and of the nonce found there.
+pub(crate) const PROBE_ADDRESS: u64 = 128;
+pub(crate) const PROBE_NONCE: u64 = 136;
+
+/// From this size on, windows are aligned to huge pages.
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// One rank's region: a part of the mapping that all ranks of a host share (or of a mapping of its own). Offsets in
+/// it are what peers know its memory by.
+#[derive(Debug)]
+pub struct Region {
+    mapping: Arc<Mapping>,
+    start: usize,
+    len: u64,
+    free: Mutex<BTreeMap<u64, u64>>,
+    exposed: RwLock<BTreeMap<u64, u64>>,
+}
+
+impl Region {
+    pub(crate) fn new(mapping: Arc<Mapping>, start: usize, len: u64) -> Arc<Region> {
+        assert!(len > HEADER);
+        Arc::new(Region {
+            mapping,
+            start,
+            len,
+            free: Mutex::new(BTreeMap::from([(HEADER, len - HEADER)])),
+            exposed: RwLock::new(BTreeMap::from([(FAILURE, FAILURE_LEN)])),
+        })
+    }
+
+    /// Reserves `len` bytes, zeroed, at a multiple of 4096 (of 2 MiB from that size on). Peers may map them; with
+    /// `exposed` they may also put into them.
+    pub fn alloc(self: &Arc<Region>, len: u64, exposed: bool) -> Result<Window> {
+        let size = len.max(1).next_multiple_of(PAGE as u64);
+        let align = if size >= HUGE_PAGE { HUGE_PAGE } else { PAGE as u64 };
+        let at = self.take(size, align).ok_or_else(|| Error::Limit {
+            what: "registered memory".into(),
+            needed: format!("{len} bytes"),
+            limit: format!("{} bytes of address space per rank", self.len),
+            remedy: "free buffers, or use plain memory for this one".into(),
+        })?;
+        if size >= HUGE_PAGE {
+            self.mapping.want_huge_pages(self.start + at as usize, size as usize);
+        }
+        if exposed {
+            self.exposed.write().unwrap_or_else(PoisonError::into_inner).insert(at, size);
+        }
+        Ok(Window { region: self.clone(), at, len, size })
+    }
+
+    fn take(&self, size: u64, align: u64) -> Option<u64> {
+        let mut free = self.free();
+        let (hole, hole_len, at) = free.iter().find_map(|(&hole, &len)| {
+            let at = hole.next_multiple_of(align);
+            (at.checked_add(size)? <= hole + len).then_some((hole, len, at))
+        })?;
+        free.remove(&hole);
+        if at > hole {
+            free.insert(hole, at - hole);
+        }
+        let rest = hole + hole_len - (at + size);
+        if rest > 0 {
+            free.insert(at + size, rest);
+        }
+        Some(at)
+    }
+
+    fn give_back(&self, at: u64, size: u64) {
+        self.exposed.write().unwrap_or_else(PoisonError::into_inner).remove(&at);
+        self.mapping.release(self.start + at as usize, size as usize);
+        let mut free = self.free();
+        let (mut at, mut size) = (at, size);
+        if let Some((&before, &len)) = free.range(..at).next_back()
+            && before + len == at
+        {
+            free.remove(&before);
+            (at, size) = (before, len + size);
+        }
+        if let Some(len) = free.remove(&(at + size)) {
+            size += len;
+        }
+        free.insert(at, size);
+    }
+
+    fn free(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The address of `len` bytes from `offset` on; the caller knows that they lie inside.
+    pub fn at(&self, offset: u64, len: u64) -> NonNull<u8> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset}+{len} of {}", self.len);
+        self.mapping.at(self.start + offset as usize, len as usize)
+    }
+
+    /// The address of `len` bytes from `offset` on, if a peer may put there: all inside one exposed window.
+    pub fn exposed(&self, offset: u64, len: u64) -> Option<NonNull<u8>> {
+        let exposed = self.exposed.read().unwrap_or_else(PoisonError::into_inner);
+        let (&at, &size) = exposed.range(..=offset).next_back()?;
+        let end = offset.checked_add(len)?;
+        (end <= at + size).then(|| self.at(offset, len))
+    }
+
+    /// The counter at `offset` (a multiple of 8), if a peer may raise it.
+    pub fn exposed_counter(&self, offset: u64) -> Option<&AtomicU64> {
+        (offset.is_multiple_of(8)).then(|| self.exposed(offset, 8))??;
+        Some(self.counter(offset))
+    }
+
+    /// The counter at `offset`, a multiple of 8.
+    pub fn counter(&self, offset: u64) -> &AtomicU64 {
+        assert!(offset + 8 <= self.len);
+        self.mapping.word64(self.start + offset as usize)
+    }
+
+    pub(crate) fn sleep_word(&self) -> &AtomicU32 {
+        self.mapping.word32(self.start + SLEEP as usize)
+    }
+
+    /// The offset of memory that lies in this region, registered memory that is; none for any other memory.
+    pub fn offset_of(&self, ptr: *const u8, len: usize) -> Option<u64> {
+        let first = (ptr as usize).checked_sub(self.mapping.base_address() + self.start)? as u64;
+        (first.checked_add(len as u64)? <= self.len).then_some(first)
+    }
+
+    /// Bytes that windows occupy at present.
+    pub fn used(&self) -> u64 {
+        self.len - HEADER - self.free().values().sum::<u64>()
+    }
+}
+
+/// Reserved bytes of a region; given back when dropped.
+#[derive(Debug)]
+pub struct Window {
+    region: Arc<Region>,
+    at: u64,
+    len: u64,
+    size: u64,
+}
+
+impl Window {
+    /// Its offset in the region.
+    pub fn offset(&self) -> u64 {
+        self.at
+    }
+
+    /// Its length in bytes, as asked for.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it was asked for without any bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its first byte.
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.region.at(self.at, self.size)
+    }
+
+    /// The region it lies in.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        self.region.give_back(self.at, self.size);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::memory_file;
+
+    fn region(len: usize) -> Arc<Region> {
+        let file = memory_file(len as u64).unwrap();
+        Region::new(Arc::new(Mapping::new(&file, len).unwrap()), 0, len as u64)
+    }
+
+    #[test]
+    fn freed_neighbours_merge_and_read_as_zero() {
+        let r = region(16 * PAGE);
+        let windows: Vec<_> = (0..15).map(|_| r.alloc(PAGE as u64, false).unwrap()).collect();
+        assert!(r.alloc(1, false).is_err());
+        r.counter(windows[3].offset()).store(7, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(r.used(), 15 * PAGE as u64);
+        drop(windows);
+        assert_eq!(r.used(), 0);
+        let all = r.alloc(15 * PAGE as u64, false).unwrap();
+        assert_eq!(r.counter(all.offset() + 3 * PAGE as u64).load(std::sync::atomic::Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn peers_reach_exposed_windows_only() {
+        let r = region(16 * PAGE);
+        let hidden = r.alloc(100, false).unwrap();
+        let open = r.alloc(100, true).unwrap();
+        assert!(r.exposed(hidden.offset(), 1).is_none());
+        assert!(r.exposed(open.offset(), PAGE as u64).is_some());
+        assert!(r.exposed(open.offset() + 1, PAGE as u64).is_none());
+        assert!(r.exposed(u64::MAX, 2).is_none());
+        assert!(r.exposed_counter(open.offset() + 4).is_none());
+        let at = open.offset();
+        drop(open);
+        assert!(r.exposed(at, 1).is_none());
+    }
+
+    #[test]
+    fn registered_memory_is_recognised_by_its_address() {
+        let r = region(16 * PAGE);
+        let w = r.alloc(100, false).unwrap();
+        assert_eq!(r.offset_of(w.ptr().as_ptr(), 100), Some(w.offset()));
+        assert_eq!(r.offset_of([0u8; 4].as_ptr(), 4), None);
+    }
+}

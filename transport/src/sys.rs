@@ -1,0 +1,166 @@
+//! System calls and raw memory that the transports share.
+#![allow(unsafe_code)] // memory mappings, cross-memory attach
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::thread::futex;
+
+use crate::{Error, Result};
+
+/// The size of a page, in bytes; memory is handed out in multiples of it.
+pub const PAGE: usize = 4096;
+
+/// A memory file without a name, `len` bytes long, all zero; it costs nothing until it is touched and is gone with
+/// its last user.
+pub fn memory_file(len: u64) -> Result<OwnedFd> {
+    let fd = memfd_create(c"nd", MemfdFlags::CLOEXEC).map_err(|e| Error::system("creating a memory file", e))?;
+    ftruncate(&fd, len).map_err(|e| {
+        Error::system(format!("reserving {len} bytes of a memory file (see `ulimit -f`)"), e)
+    })?;
+    Ok(fd)
+}
+
+/// A shared mapping of a memory file.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory; whoever dereferences pointers into it answers for races.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the methods only compute addresses or advise the kernel.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps all `len` bytes of `file`.
+    pub fn new(file: &impl AsFd, len: usize) -> Result<Mapping> {
+        // SAFETY: a new mapping at an address that the kernel chooses, of a file that this library alone resizes.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                file,
+                0,
+            )
+        }
+        .map_err(|e| Error::system(format!("mapping {len} bytes of shared memory"), e))?;
+        let base = NonNull::new(base.cast()).expect("mmap never gives the null page");
+        Ok(Mapping { base, len })
+    }
+
+    /// The address of `offset`; it and the `len` bytes after it lie inside the mapping.
+    pub fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset}+{len} of {}", self.len);
+        // SAFETY: inside the mapping, checked above.
+        unsafe { self.base.add(offset) }
+    }
+
+    /// The first address, as a number.
+    pub fn base_address(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
+    /// Gives the memory of these whole pages back to the system; they read as zero afterwards, for everyone.
+    pub fn release(&self, offset: usize, len: usize) {
+        let at = self.at(offset, len);
+        // SAFETY: inside the mapping; the caller owns this range and nobody uses it any more.
+        let _ = unsafe { madvise(at.as_ptr().cast(), len, Advice::LinuxRemove) };
+    }
+
+    /// Asks for huge pages, where the system gives them to shared memory on request.
+    pub fn want_huge_pages(&self, offset: usize, len: usize) {
+        let at = self.at(offset, len);
+        // SAFETY: inside the mapping; this advice does not change contents.
+        let _ = unsafe { madvise(at.as_ptr().cast(), len, Advice::LinuxHugepage) };
+    }
+
+    /// The 32-bit word at `offset`, a multiple of 4.
+    pub fn word32(&self, offset: usize) -> &AtomicU32 {
+        assert_eq!(offset % 4, 0);
+        // SAFETY: aligned, inside the mapping, which lives as long as `self`; words are only accessed atomically.
+        unsafe { self.at(offset, 4).cast().as_ref() }
+    }
+
+    /// The 64-bit word at `offset`, a multiple of 8.
+    pub fn word64(&self, offset: usize) -> &AtomicU64 {
+        assert_eq!(offset % 8, 0);
+        // SAFETY: aligned, inside the mapping, which lives as long as `self`; words are only accessed atomically.
+        unsafe { self.at(offset, 8).cast().as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: ours, and nobody holds pointers into it past the lifetime of its regions.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Sleeps while `word` holds `value`, at most `timeout`, until [`futex_wake`]. May return early.
+pub fn futex_wait(word: &AtomicU32, value: u32, timeout: Duration) {
+    let timeout = futex::Timespec {
+        tv_sec: timeout.as_secs().min(1 << 30) as i64,
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    let _ = futex::wait(word, futex::Flags::empty(), value, Some(&timeout));
+}
+
+/// Wakes whoever sleeps on `word`.
+pub fn futex_wake(word: &AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::empty(), 1);
+}
+
+/// Copies `len` bytes from address `from` of process `pid` (process_vm_readv).
+///
+/// # Safety
+/// `to` is valid for `len` bytes.
+pub unsafe fn read_process(pid: u32, from: u64, to: *mut u8, len: usize) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        let local = libc::iovec {
+            // SAFETY: within the caller's buffer.
+            iov_base: unsafe { to.add(done) }.cast(),
+            iov_len: len - done,
+        };
+        let remote =
+            libc::iovec { iov_base: (from + done as u64) as usize as *mut libc::c_void, iov_len: len - done };
+        // SAFETY: `local` lies in the caller's buffer; the kernel checks `remote` against the other process.
+        let n = unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
+        match n {
+            -1 => return Err(io::Error::last_os_error()),
+            0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+            n => done += n as usize,
+        }
+    }
+    Ok(())
+}
+
+/// Lets processes of the same user read this one's memory where Yama would allow only its parents to.
+pub fn allow_cross_memory() {
+    // SAFETY: sets an attribute of this process; fails without effect where Yama is absent.
+    let _ = unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+}
+
+/// Registers `f` to run in the child after every fork.
+pub fn after_fork_in_child(f: extern "C" fn()) {
+    // SAFETY: `f` only touches an atomic, which is allowed between fork and exec.
+    let _ = unsafe { libc::pthread_atfork(None, None, Some(f)) };
+}
+
+/// Copies `len` bytes into memory that another process may be reading flags next to.
+///
+/// # Safety
+/// Both are valid for `len` bytes and do not overlap.
+pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
+}
