@@ -1,0 +1,392 @@
+//! Answering whoever connects: one thread accepts, short-lived ones do the handshakes, and only streams whose other
+//! end proved to be a peer reach the endpoint.
+//!
+//! A connection waits without a thread until it says something; a stranger that says nothing costs a descriptor
+//! for [`HANDSHAKE`], one that says the wrong thing a thread for an instant.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::listen::descriptors;
+use crate::secure::{Secret, respond};
+use crate::{Error, Result};
+
+/// What both ends of a data connection agree on; who they are follows inside the session.
+pub const CONTEXT: &[u8] = b"nd-tcp";
+
+/// How long an accepted connection may take to prove itself.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Handshakes at a time.
+const WORKERS: usize = 16;
+/// Connections that have not said anything yet; more wait in the kernel's backlog.
+const SILENT: usize = 256;
+/// At most one line about strangers in this time.
+const WARN_EVERY: Duration = Duration::from_secs(10);
+
+/// A stream from a peer, ready for frames.
+#[derive(Debug)]
+pub struct Arrival {
+    pub slot: usize,
+    pub stream: TcpStream,
+    pub address: SocketAddr,
+}
+
+/// What the threads share with the endpoint.
+#[derive(Debug)]
+pub struct Door {
+    me: usize,
+    /// By rank, its place among the peers.
+    slots: Vec<Option<usize>>,
+    secret: Secret,
+    waker: mio::Waker,
+    stop: AtomicBool,
+    wake: OwnedFd,
+    arrived: Mutex<Vec<Result<Arrival>>>,
+    any: AtomicBool,
+    /// By place: streams whose peer believes them open, but which the endpoint has not taken yet.
+    arriving: Vec<AtomicUsize>,
+    warned: Mutex<Option<(Instant, usize)>>,
+}
+
+impl Door {
+    /// Whether [`Door::take`] has something. Costs one load.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// The streams that arrived; an error is one that keeps others from arriving.
+    pub fn take(&self) -> Vec<Result<Arrival>> {
+        self.any.store(false, Ordering::Release);
+        std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The endpoint took a stream of this peer.
+    pub fn taken(&self, slot: usize) {
+        self.arriving[slot].fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether a stream of this peer may still come out of [`Door::take`].
+    pub fn arriving(&self, slot: usize) -> bool {
+        self.arriving[slot].load(Ordering::Acquire) > 0
+    }
+
+    fn push(&self, arrival: Result<Arrival>) {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(arrival);
+        self.any.store(true, Ordering::Release);
+        let _ = self.waker.wake();
+    }
+
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// One line now and then, however many strangers knock.
+    fn stranger(&self, address: SocketAddr, why: &Error) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let quiet = match &mut *warned {
+            Some((at, quiet)) if at.elapsed() < WARN_EVERY => {
+                *quiet += 1;
+                return;
+            }
+            Some((_, quiet)) => *quiet,
+            None => 0,
+        };
+        *warned = Some((Instant::now(), 0));
+        tracing::warn!(
+            "rank {}: {address} connected and was sent away: {why} ({quiet} more since the last such line)",
+            self.me
+        );
+    }
+
+    /// Proves who is there, and hands the stream over.
+    fn handshake(&self, stream: TcpStream, address: SocketAddr) -> Result<()> {
+        let until = Instant::now() + HANDSHAKE;
+        let timed = Timed { stream, until, stop: Some(&self.stop) };
+        let mut session = respond(timed, &self.secret, CONTEXT)?;
+        let identity = session.receive(IDENTITY)?;
+        let (from, to) = decode_identity(&identity).ok_or_else(|| refused(address, "sent no identity"))?;
+        let slot = self.slots.get(from).copied().flatten();
+        let problem = match slot {
+            _ if to != self.me => format!("looks for rank {to}, this is rank {}", self.me),
+            None => format!("says it is rank {from}, which is no peer by TCP of rank {}", self.me),
+            Some(slot) => {
+                // From here on the peer may send and leave at once: its goodbye must not overtake this stream.
+                self.arriving[slot].fetch_add(1, Ordering::AcqRel);
+                return match session.send(WELCOME) {
+                    Ok(()) => {
+                        let stream = session.into_inner().stream;
+                        self.push(Ok(Arrival { slot, stream, address }));
+                        Ok(())
+                    }
+                    Err(e) => {
+                        self.taken(slot);
+                        Err(e)
+                    }
+                };
+            }
+        };
+        let _ = session.send(problem.as_bytes());
+        Err(refused(address, &problem))
+    }
+}
+
+/// The thread that accepts; stopped and joined when dropped.
+#[derive(Debug)]
+pub struct Acceptor {
+    pub door: Arc<Door>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Acceptor {
+    /// Starts to answer for rank `me`; `peers` by place.
+    pub fn start(
+        listener: TcpListener,
+        me: usize,
+        peers: &[usize],
+        secret: &Secret,
+        waker: mio::Waker,
+    ) -> Result<Acceptor> {
+        let mut slots = vec![None; peers.iter().max().map_or(0, |last| last + 1)];
+        for (slot, &peer) in peers.iter().enumerate() {
+            slots[peer] = Some(slot);
+        }
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| descriptors("starting to accept connections", e.into()))?;
+        let door = Arc::new(Door {
+            me,
+            slots,
+            secret: secret.clone(),
+            waker,
+            stop: AtomicBool::new(false),
+            wake,
+            arrived: Mutex::new(Vec::new()),
+            any: AtomicBool::new(false),
+            arriving: peers.iter().map(|_| AtomicUsize::new(0)).collect(),
+            warned: Mutex::new(None),
+        });
+        let thread = (!peers.is_empty()).then(|| {
+            let door = door.clone();
+            let run = move || Accepting { door, listener, silent: Vec::new(), workers: Vec::new() }.run();
+            thread::Builder::new().name(format!("nd-accept-{me}")).spawn(run)
+        });
+        let thread =
+            thread.transpose().map_err(|e| Error::system("starting a thread to accept connections", e))?;
+        Ok(Acceptor { door, thread })
+    }
+
+    /// Stops accepting; returns when all its threads have ended.
+    pub fn stop(&mut self) {
+        self.door.stop.store(true, Ordering::Release);
+        self.door.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+
+    /// In a child after fork: the threads are the parent's.
+    pub fn forget(&mut self) {
+        std::mem::forget(self.thread.take());
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct Accepting {
+    door: Arc<Door>,
+    listener: TcpListener,
+    silent: Vec<(TcpStream, SocketAddr, Instant)>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Accepting {
+    fn run(mut self) {
+        while !self.door.stop.load(Ordering::Acquire) {
+            let spoke = self.sleep();
+            let mut counter = [0; 8];
+            let _ = rustix::io::read(&self.door.wake, &mut counter);
+            let (done, busy) = self.workers.drain(..).partition(JoinHandle::is_finished);
+            self.workers = busy;
+            for worker in Vec::from_iter::<Vec<JoinHandle<()>>>(done) {
+                let _ = worker.join();
+            }
+            self.serve(&spoke);
+            self.accept();
+        }
+        // They notice the flag within a tick.
+        for worker in self.workers {
+            let _ = worker.join();
+        }
+    }
+
+    /// Sleeps until something happens; which of the silent ones have something to say.
+    fn sleep(&self) -> Vec<bool> {
+        let may_serve = self.workers.len() < WORKERS;
+        let may_accept = self.silent.len() < SILENT;
+        let none = PollFlags::empty();
+        let mut fds = vec![PollFd::new(&self.door.wake, PollFlags::IN)];
+        fds.push(PollFd::new(&self.listener, if may_accept { PollFlags::IN } else { none }));
+        let served = if may_serve { PollFlags::IN } else { none };
+        fds.extend(self.silent.iter().map(|(stream, ..)| PollFd::new(stream, served)));
+        let oldest = self.silent.iter().map(|(.., since)| *since + HANDSHAKE).min();
+        let timeout = oldest.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            return vec![false; self.silent.len()];
+        }
+        fds[2..].iter().map(|fd| may_serve && !fd.revents().is_empty()).collect()
+    }
+
+    /// Starts handshakes with those who spoke, and sends the silent away.
+    fn serve(&mut self, spoke: &[bool]) {
+        let mut spoke = spoke.iter();
+        let mut still = Vec::new();
+        for (stream, address, since) in std::mem::take(&mut self.silent) {
+            let speaks = *spoke.next().unwrap_or(&false);
+            if speaks && self.workers.len() < WORKERS {
+                self.spawn(stream, address);
+            } else if since.elapsed() < HANDSHAKE {
+                still.push((stream, address, since));
+            } else {
+                let what = "a first word".into();
+                self.door.stranger(address, &Error::Timeout { what, after: HANDSHAKE });
+            }
+        }
+        self.silent = still;
+    }
+
+    fn spawn(&mut self, stream: TcpStream, address: SocketAddr) {
+        let door = self.door.clone();
+        let work = move || {
+            if let Err(why) = door.handshake(stream, address)
+                && !door.stop.load(Ordering::Acquire)
+            {
+                door.stranger(address, &why);
+            }
+            door.ring();
+        };
+        match thread::Builder::new().name(format!("nd-hello-{}", self.door.me)).spawn(work) {
+            Ok(worker) => self.workers.push(worker),
+            Err(e) => self.door.push(Err(Error::system("starting a thread for a handshake", e))),
+        }
+    }
+
+    fn accept(&mut self) {
+        while self.silent.len() < SILENT {
+            match self.listener.accept() {
+                Ok((stream, address)) => self.silent.push((stream, canonical(address), Instant::now())),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e)
+                    if matches!(
+                        e.raw_os_error(),
+                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+                    ) =>
+                {
+                    self.door.push(Err(descriptors("accepting a connection", e)));
+                    // The connection stays in the backlog: the listener would be ready again at once.
+                    thread::sleep(TICK);
+                    return;
+                }
+                // Whoever it was gave up meanwhile.
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// A stream whose every read and write ends by one time, or when told to stop.
+#[derive(Debug)]
+pub struct Timed<'a> {
+    pub stream: TcpStream,
+    pub until: Instant,
+    pub stop: Option<&'a AtomicBool>,
+}
+
+impl Timed<'_> {
+    fn ready(&self, flags: PollFlags) -> io::Result<()> {
+        loop {
+            if self.stop.is_some_and(|stop| stop.load(Ordering::Acquire)) {
+                return Err(io::Error::other("this rank is closing"));
+            }
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            if ready(self.stream.as_fd(), flags, left.min(TICK))? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.ready(PollFlags::IN)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.ready(PollFlags::OUT)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether the descriptor becomes ready within `timeout`.
+pub fn ready(fd: BorrowedFd<'_>, flags: PollFlags, timeout: Duration) -> io::Result<bool> {
+    match poll(&mut [PollFd::from_borrowed_fd(fd, flags)], Some(&timespec(timeout))) {
+        Ok(n) => Ok(n > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// How often a blocked handshake looks whether it should stop.
+const TICK: Duration = Duration::from_millis(50);
+
+/// What the acceptor says to a peer.
+pub const WELCOME: &[u8] = b"welcome";
+/// The length of an identity.
+const IDENTITY: usize = 16;
+
+/// Who connects, and to whom.
+pub fn encode_identity(from: usize, to: usize) -> [u8; IDENTITY] {
+    let mut bytes = [0; IDENTITY];
+    bytes[..8].copy_from_slice(&(from as u64).to_le_bytes());
+    bytes[8..].copy_from_slice(&(to as u64).to_le_bytes());
+    bytes
+}
+
+fn decode_identity(bytes: &[u8]) -> Option<(usize, usize)> {
+    let (from, to) = bytes.split_first_chunk()?;
+    let to = to.try_into().ok()?;
+    Some((u64::from_le_bytes(*from).try_into().ok()?, u64::from_le_bytes(to).try_into().ok()?))
+}
+
+fn refused(who: SocketAddr, why: &str) -> Error {
+    Error::Refused { who: who.to_string(), why: why.into() }
+}
+
+/// IPv4 as IPv4, although a socket of both families accepted it.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+fn timespec(d: Duration) -> Timespec {
+    Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() }
+}

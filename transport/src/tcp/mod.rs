@@ -1,0 +1,440 @@
+//! Between any hosts: authenticated streams, payload received straight into its destination.
+//!
+//! Connections are lazy and go one way: the first put from a to b connects a to b. What b puts to a goes over a
+//! connection of its own. The other direction of each carries nothing but a goodbye.
+//!
+//! | file | |
+//! |---|---|
+//! | `address` | which addresses to advertise and to try, and why; pure |
+//! | `interfaces` | what interfaces there are |
+//! | `listen` | opening the port |
+//! | `accept` | answering: strangers out, peers in; the only threads here |
+//! | `connect` | opening a connection |
+//! | `wire` | frames; pure |
+//! | `outgoing`, `link` | sending |
+//! | `receive` | receiving |
+//! | `raw` | lent and exposed memory in system calls |
+//!
+//! **Progress.** With few connections each is simply read, which costs one system call and no detour by way of the
+//! poll: the fastest way to notice a small message. With more than [`DIRECT`] of them the poll says which are
+//! ready. The poll is edge-triggered: a connection that it named stays `ready` until a read finds nothing.
+//!
+//! **Leaving.** A peer is lost when its connection to us ends; or, when it has none, when ours to it ends. If both
+//! exist, what it sent before it left is received first.
+
+mod accept;
+pub mod address;
+mod connect;
+pub mod interfaces;
+mod link;
+mod listen;
+mod outgoing;
+mod raw;
+mod receive;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+use rustix::event::PollFlags;
+
+pub use address::{Advertised, TcpCard};
+pub use listen::Listening;
+
+use crate::secure::Secret;
+use crate::{Card, Config, Cost, Error, Forked, Link, Region, Result};
+use accept::{Acceptor, Arrival, ready};
+use address::{Candidate, Filter, Interface, candidates};
+use link::{Common, TcpLink};
+use outgoing::Gone;
+use receive::{BUFFER, End, Incoming};
+
+/// Up to this many incoming connections are read without asking the poll first.
+const DIRECT: usize = 4;
+/// With few connections the poll is asked once in so many calls: for goodbyes on connections of ours.
+const SELDOM: u32 = 64;
+/// How long a peer whose connection broke may still be heard on its own connection to us.
+const GRACE: Duration = Duration::from_secs(1);
+/// How long leaving in order may take, all peers together.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+const WAKE: Token = Token(usize::MAX - 1);
+const BELL: Token = Token(usize::MAX - 2);
+
+/// All connections of one rank.
+#[derive(Debug)]
+pub struct Tcp {
+    common: Arc<Common>,
+    /// By rank, the place among the peers.
+    slots: HashMap<usize, usize>,
+    links: Vec<Arc<TcpLink>>,
+    region: Arc<Region>,
+    inbox: Mutex<Inbox>,
+    acceptor: Mutex<Acceptor>,
+    door: Arc<accept::Door>,
+    forked: Forked,
+}
+
+/// What is received, and from whom.
+#[derive(Debug)]
+struct Inbox {
+    poll: Poll,
+    events: Events,
+    /// By place.
+    incoming: Vec<Option<Incoming>>,
+    /// The places that have one.
+    live: Vec<usize>,
+    buffer: Box<[u8]>,
+    calls: u32,
+    /// Peers whose connection to us or ours to them broke, since when.
+    broke: HashMap<usize, Instant>,
+    /// What progress has not reported yet.
+    errors: Vec<Error>,
+}
+
+impl Tcp {
+    /// Starts to answer and to connect. `cards` by rank; `peers` are the ranks to be reached this way.
+    pub fn start(
+        listening: Listening,
+        me: usize,
+        cards: &[Card],
+        peers: &[usize],
+        secret: &Secret,
+        region: Arc<Region>,
+        config: &Config,
+    ) -> Result<Tcp> {
+        let poll = Poll::new().map_err(|e| listen::descriptors("starting to watch connections", e))?;
+        let watch = |e| Error::system("starting to watch connections", e);
+        let waker = Waker::new(poll.registry(), WAKE).map_err(watch)?;
+        let common = Arc::new(Common {
+            me,
+            registry: poll.registry().try_clone().map_err(watch)?,
+            secret: secret.clone(),
+            buffer: config.socket_buffer,
+            timeout: config.start_timeout,
+            waiting: AtomicUsize::new(0),
+            leaving: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+        });
+        let filter = Filter::parse(&config.interfaces);
+        let link = |(slot, &peer): (usize, &usize)| {
+            let card = &cards[peer];
+            let same_host = card.host == cards[me].host;
+            let ways = candidates(&listening.interfaces, &filter, config.family, &card.tcp, same_host);
+            let cost = cost(&listening.interfaces, ways.first(), same_host);
+            Arc::new(TcpLink::new(
+                common.clone(),
+                (peer, card.host_name.clone()),
+                ways,
+                cost,
+                Token(2 * slot),
+            ))
+        };
+        let links: Vec<_> = peers.iter().enumerate().map(link).collect();
+        let acceptor = Acceptor::start(listening.listener, me, peers, secret, waker)?;
+        Ok(Tcp {
+            common,
+            slots: peers.iter().enumerate().map(|(slot, &peer)| (peer, slot)).collect(),
+            region,
+            inbox: Mutex::new(Inbox {
+                poll,
+                events: Events::with_capacity(256),
+                incoming: links.iter().map(|_| None).collect(),
+                live: Vec::with_capacity(links.len()),
+                buffer: vec![0; BUFFER].into(),
+                calls: 0,
+                broke: HashMap::new(),
+                errors: Vec::new(),
+            }),
+            links,
+            door: acceptor.door.clone(),
+            acceptor: Mutex::new(acceptor),
+            forked: Forked::here(),
+        })
+    }
+
+    /// The way to `peer`, which is one of those that [`Tcp::start`] was given.
+    pub fn link(&self, peer: usize) -> Arc<dyn Link> {
+        self.links[self.slots[&peer]].clone()
+    }
+
+    /// Moves what can move without waiting: receives, and sends what waits. True if something moved.
+    ///
+    /// A peer that vanished or broke the protocol is an error, once; one that left in order is an error only if
+    /// something was still to be sent to it. See [`Tcp::lost`].
+    pub fn progress(&self) -> Result<bool> {
+        let mut inbox = self.inbox();
+        let mut moved = false;
+        if self.door.any() {
+            self.adopt(&mut inbox);
+            moved = true;
+        }
+        let direct = inbox.live.len() <= DIRECT;
+        inbox.calls = inbox.calls.wrapping_add(1);
+        if !direct || inbox.calls.is_multiple_of(SELDOM) {
+            self.poll(&mut inbox, Duration::ZERO)?;
+        }
+        let mut at = 0;
+        while let Some(&slot) = inbox.live.get(at) {
+            moved |= self.receive(&mut inbox, slot, direct);
+            // One that ended has left the list.
+            at += usize::from(inbox.live.get(at) == Some(&slot));
+        }
+        if self.common.waiting.load(Ordering::Acquire) > 0 {
+            for link in self.links.iter().filter(|l| l.may_flush()) {
+                match link.flush() {
+                    Ok(sent) => moved |= sent,
+                    Err(e) => inbox.errors.push(e),
+                }
+            }
+        }
+        if self.common.leaving.load(Ordering::Acquire) > 0 {
+            self.resolve(&mut inbox);
+        }
+        if inbox.errors.is_empty() { Ok(moved) } else { Err(inbox.errors.remove(0)) }
+    }
+
+    /// Sleeps until something can be read or written that matters, or `doorbell` (a datagram socket, emptied here)
+    /// rings, at most for `timeout`. May return early.
+    pub fn park(&self, doorbell: Option<BorrowedFd<'_>>, timeout: Duration) -> Result<()> {
+        let mut inbox = self.inbox();
+        let ready = inbox.live.iter().any(|&slot| inbox.incoming[slot].as_ref().is_some_and(|i| i.ready));
+        let sending =
+            self.common.waiting.load(Ordering::Acquire) > 0 && self.links.iter().any(|l| l.may_flush());
+        if ready || sending || self.door.any() || !inbox.errors.is_empty() {
+            return Ok(());
+        }
+        if let Some(bell) = doorbell {
+            inbox.watch(bell)?;
+        }
+        let leaving = self.common.leaving.load(Ordering::Acquire) > 0;
+        let rung = self.poll(&mut inbox, if leaving { timeout.min(GRACE / 20) } else { timeout })?;
+        if let (Some(bell), true) = (doorbell, rung) {
+            let mut datagram = [0; 64];
+            while raw::receive(bell, &mut datagram).is_ok_and(|got| got.is_some()) {}
+        }
+        Ok(())
+    }
+
+    /// Why `peer` is gone, if it is, in order or not: nothing more comes from it.
+    pub fn lost(&self, peer: usize) -> Option<String> {
+        let link = &self.links[*self.slots.get(&peer)?];
+        link.gone().map(|gone| gone.cause.clone())
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the streams that the acceptor's threads have finished with.
+    #[cold]
+    fn adopt(&self, inbox: &mut Inbox) {
+        for arrival in self.door.take() {
+            match arrival.and_then(|a| self.take(inbox, a)) {
+                Ok(()) => {}
+                Err(e) => inbox.errors.push(e),
+            }
+        }
+    }
+
+    fn take(&self, inbox: &mut Inbox, arrival: Arrival) -> Result<()> {
+        let Arrival { slot, stream, address } = arrival;
+        self.door.taken(slot);
+        let peer = self.links[slot].peer;
+        if inbox.incoming[slot].as_ref().is_some_and(|old| old.used()) {
+            return Err(Error::Protocol { rank: peer, what: format!("a second connection, from {address}") });
+        }
+        let prepared = connect::tune(&stream).and_then(|()| stream.set_nonblocking(true));
+        let mut stream = TcpStream::from_std(stream);
+        let token = Token(2 * slot + 1);
+        prepared
+            .and_then(|()| inbox.poll.registry().register(&mut stream, token, Interest::READABLE))
+            .map_err(|e| Error::system(format!("watching the connection from rank {peer}"), e))?;
+        inbox.live.retain(|&s| s != slot);
+        inbox.live.push(slot);
+        inbox.incoming[slot] = Some(Incoming::new(stream));
+        Ok(())
+    }
+
+    /// Receives from one peer.
+    #[inline]
+    fn receive(&self, inbox: &mut Inbox, slot: usize, direct: bool) -> bool {
+        let Some(incoming) = &mut inbox.incoming[slot] else { return false };
+        if !(direct || incoming.ready) {
+            return false;
+        }
+        let (moved, end) = incoming.read(&self.region, &mut inbox.buffer);
+        if let Some(end) = end {
+            self.ended(inbox, slot, end);
+        }
+        moved
+    }
+
+    #[cold]
+    fn ended(&self, inbox: &mut Inbox, slot: usize, end: End) {
+        inbox.live.retain(|&s| s != slot);
+        inbox.incoming[slot] = None;
+        let link = &self.links[slot];
+        let error = match end {
+            End::Unused => None,
+            End::Goodbye => link.end(Gone::goodbye()),
+            End::Lost(cause) => link.end(Gone::lost(cause)),
+            End::Broke(what) => {
+                let _ = link.end(Gone::lost(format!("it broke the protocol: {what}")));
+                Some(Error::Protocol { rank: link.peer, what })
+            }
+        };
+        inbox.errors.extend(error);
+    }
+
+    /// Asks the poll and notes what it says; whether the doorbell rang.
+    fn poll(&self, inbox: &mut Inbox, timeout: Duration) -> Result<bool> {
+        match inbox.poll.poll(&mut inbox.events, Some(timeout)) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => return Ok(false),
+            done => done.map_err(|e| Error::system("watching connections", e))?,
+        }
+        let mut rung = false;
+        for event in &inbox.events {
+            match event.token() {
+                WAKE => {}
+                BELL => rung = true,
+                Token(token) if token % 2 == 1 => {
+                    if let Some(incoming) = &mut inbox.incoming[token / 2] {
+                        incoming.ready = true;
+                    }
+                }
+                Token(token) => {
+                    let link = &self.links[token / 2];
+                    if event.is_writable() {
+                        link.unblock();
+                    }
+                    if event.is_readable() || event.is_read_closed() || event.is_error() {
+                        inbox.errors.extend(link.listen().err());
+                    }
+                }
+            }
+        }
+        Ok(rung)
+    }
+
+    /// Decides about peers whose goodbye, or end, was seen on a connection of ours.
+    #[cold]
+    fn resolve(&self, inbox: &mut Inbox) {
+        for (slot, link) in self.links.iter().enumerate() {
+            let (Some(leaving), None) = (link.leaving(), link.gone()) else { continue };
+            let heard = inbox.incoming[slot].is_some() || self.door.arriving(slot);
+            let since = *inbox.broke.entry(slot).or_insert_with(Instant::now);
+            if !heard || (!leaving.orderly && since.elapsed() > GRACE) {
+                inbox.errors.extend(link.end(leaving.clone()));
+            }
+        }
+    }
+
+    /// Leaves in order: what waits is sent, then a goodbye, as far as that takes no longer than [`FAREWELL`].
+    fn farewell(&self, inbox: &mut Inbox) {
+        self.adopt(inbox);
+        let until = Instant::now() + FAREWELL;
+        for link in &self.links {
+            if let Some(out) = link.out().as_mut() {
+                out.say_goodbye();
+            }
+        }
+        // Peers that leave as well may be waiting for us to receive before they can send.
+        for link in &self.links {
+            let mut guard = link.out();
+            while let Some(out) = guard.as_mut() {
+                match out.flush() {
+                    Ok((_, false)) if out.pending.is_empty() => break,
+                    Ok((sent, _)) => {
+                        let left = until.saturating_duration_since(Instant::now());
+                        if left.is_zero() {
+                            break;
+                        }
+                        if sent == 0 {
+                            let _ =
+                                ready(out.stream.as_fd(), PollFlags::OUT, left.min(Duration::from_millis(5)));
+                        }
+                        inbox.drain();
+                    }
+                    Err(_) => break,
+                }
+            }
+        }
+        inbox.drain();
+        for incoming in inbox.incoming.iter().flatten() {
+            let _ = raw::send(incoming.stream.as_fd(), &wire::goodbye());
+            let _ = incoming.stream.shutdown(Shutdown::Write);
+        }
+        inbox.drain();
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.common.closed.store(true, Ordering::Release);
+        {
+            let mut acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.forked.since() { acceptor.forget() } else { acceptor.stop() }
+        }
+        let mut inbox = self.inbox();
+        if !self.forked.since() {
+            self.farewell(&mut inbox);
+        }
+        for link in &self.links {
+            if let Some(out) = link.out().take() {
+                if !self.forked.since() {
+                    out.close();
+                }
+            }
+            link.forget();
+        }
+    }
+}
+
+impl Inbox {
+    /// Watches the doorbell from now on; if it has rung already, the next poll says so.
+    fn watch(&mut self, bell: BorrowedFd<'_>) -> Result<()> {
+        let fd = bell.as_raw_fd();
+        let registry = self.poll.registry();
+        registry
+            .reregister(&mut SourceFd(&fd), BELL, Interest::READABLE)
+            .or_else(|_| registry.register(&mut SourceFd(&fd), BELL, Interest::READABLE))
+            .map_err(|e| Error::system("watching the doorbell", e))
+    }
+
+    /// Reads and throws away what peers still send: closing over unread bytes would cut off our goodbye.
+    fn drain(&mut self) {
+        for incoming in self.incoming.iter().flatten() {
+            let mut turns = 64;
+            while turns > 0
+                && raw::receive(incoming.stream.as_fd(), &mut self.buffer)
+                    .is_ok_and(|n| n.is_some_and(|n| n > 0))
+            {
+                turns -= 1;
+            }
+        }
+    }
+}
+
+/// What a way costs, before anything was measured: the wire's speed where the kernel knows it.
+fn cost(interfaces: &[Interface], first: Option<&Candidate>, same_host: bool) -> Cost {
+    if same_host {
+        // Loopback: two system calls and two copies.
+        return Cost { latency_us: 15.0, bandwidth: 2.0 };
+    }
+    let via = first.and_then(|c| c.via.as_ref());
+    let speed = via.and_then(|v| interfaces.iter().find(|i| &i.name == v)).and_then(|i| i.speed);
+    // 10 Gb/s where it does not: virtual cards say nothing, or -1.
+    let megabits = speed.filter(|&s| s > 0).unwrap_or(10_000);
+    Cost { latency_us: 30.0, bandwidth: megabits as f64 / 8000.0 }
+}

@@ -1,0 +1,279 @@
+//! Memory that is read or written by the kernel behind Rust's back: pieces waiting to be sent, payload received in
+//! place. The only file of this transport that dereferences pointers of the caller.
+#![allow(unsafe_code)] // memory lent by Link::put, memory of the region
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::wire::HEAD;
+use crate::link::INLINE_PART;
+use crate::{Part, Region};
+
+/// Pieces handed to the kernel at once.
+const PIECES: usize = 64;
+
+/// The longest piece that is copied: a small part, or a frame's head.
+const COPY: usize = if INLINE_PART > HEAD { INLINE_PART } else { HEAD };
+
+/// Bytes that wait to be sent on one connection, in order.
+#[derive(Debug, Default)]
+pub struct Pending {
+    pieces: VecDeque<Piece>,
+}
+
+enum Piece {
+    Copied { bytes: [u8; COPY], first: u16, end: u16 },
+    Lent { ptr: *const u8, len: usize },
+}
+
+// SAFETY: lent memory is only read, and its owner keeps it unchanged until it was sent, on whichever thread.
+unsafe impl Send for Pending {}
+
+impl std::fmt::Debug for Piece {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.len())
+    }
+}
+
+impl Piece {
+    fn copied(bytes: &[u8]) -> Piece {
+        let mut copy = [0; COPY];
+        copy[..bytes.len()].copy_from_slice(bytes);
+        Piece::Copied { bytes: copy, first: 0, end: bytes.len() as u16 }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Piece::Copied { first, end, .. } => usize::from(end - first),
+            Piece::Lent { len, .. } => *len,
+        }
+    }
+
+    fn part(&self) -> Part {
+        match self {
+            Piece::Copied { bytes, first, end } => Part::of(&bytes[usize::from(*first)..usize::from(*end)]),
+            Piece::Lent { ptr, len } => Part { ptr: *ptr, len: *len },
+        }
+    }
+
+    fn advance(&mut self, n: usize) {
+        match self {
+            Piece::Copied { first, .. } => *first += n as u16,
+            Piece::Lent { ptr, len } => {
+                *ptr = ptr.wrapping_add(n);
+                *len -= n;
+            }
+        }
+    }
+}
+
+impl Pending {
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Forgets everything, lent memory too.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+    }
+
+    /// Adds a copy of `bytes`, at most a frame's head.
+    pub fn push_head(&mut self, bytes: &[u8; HEAD]) {
+        self.pieces.push_back(Piece::copied(bytes));
+    }
+
+    /// Sends a head and parts: at once where nothing waits and the kernel takes them, and keeps the rest. Gives the
+    /// bytes that were taken at once.
+    ///
+    /// # Safety
+    /// As [`crate::Link::put`]: every part is valid; those beyond [`INLINE_PART`] bytes stay so until they were sent
+    /// or [`Pending::clear`] was called.
+    pub unsafe fn put(&mut self, fd: BorrowedFd<'_>, head: &[u8; HEAD], parts: &[Part]) -> io::Result<usize> {
+        let mut sent = 0;
+        if self.is_empty() && parts.len() < PIECES {
+            let mut vectors = Vectors::new();
+            vectors.push(Part::of(head));
+            parts.iter().for_each(|&p| vectors.push(p));
+            // SAFETY: the head is borrowed; the parts are valid by the caller's promise.
+            sent = unsafe { vectors.send(fd) }?;
+            if sent == vectors.total {
+                return Ok(sent);
+            }
+        }
+        let mut skip = sent;
+        if skip < HEAD {
+            self.pieces.push_back(Piece::copied(&head[skip..]));
+        }
+        skip = skip.saturating_sub(HEAD);
+        for part in parts {
+            let done = skip.min(part.len);
+            skip -= done;
+            let rest = Part { ptr: part.ptr.wrapping_add(done), len: part.len - done };
+            if rest.len == 0 {
+                continue;
+            }
+            self.pieces.push_back(if part.len > INLINE_PART {
+                Piece::Lent { ptr: rest.ptr, len: rest.len }
+            } else {
+                // SAFETY: valid by the caller's promise, copied here.
+                Piece::copied(unsafe { std::slice::from_raw_parts(rest.ptr, rest.len) })
+            });
+        }
+        Ok(sent)
+    }
+
+    /// Hands over what the kernel takes now; 0 if it takes nothing.
+    pub fn flush(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let mut vectors = Vectors::new();
+        self.pieces.iter().take(PIECES).for_each(|p| vectors.push(p.part()));
+        // SAFETY: copies live in `self`; lent memory is valid until it was sent, by the promise to `put`.
+        let sent = unsafe { vectors.send(fd) }?;
+        let mut left = sent;
+        while let Some(front) = self.pieces.front_mut() {
+            let n = front.len();
+            if left < n {
+                front.advance(left);
+                break;
+            }
+            left -= n;
+            self.pieces.pop_front();
+        }
+        Ok(sent)
+    }
+}
+
+/// What one system call sends.
+struct Vectors {
+    vectors: [MaybeUninit<libc::iovec>; PIECES],
+    count: usize,
+    total: usize,
+}
+
+impl Vectors {
+    fn new() -> Vectors {
+        Vectors { vectors: [const { MaybeUninit::uninit() }; PIECES], count: 0, total: 0 }
+    }
+
+    fn push(&mut self, part: Part) {
+        self.vectors[self.count]
+            .write(libc::iovec { iov_base: part.ptr.cast_mut().cast(), iov_len: part.len });
+        self.count += 1;
+        self.total += part.len;
+    }
+
+    /// Sends without waiting; a full socket takes 0 bytes.
+    ///
+    /// # Safety
+    /// All parts are valid.
+    unsafe fn send(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        // SAFETY: a plain structure of the C library, for which zero is valid.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = self.vectors.as_mut_ptr().cast();
+        message.msg_iovlen = self.count as _;
+        // SAFETY: the first `count` vectors are initialised and point to valid memory, which is only read.
+        taken(|| unsafe { libc::sendmsg(fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) })
+    }
+}
+
+/// Receives without waiting: first into `len` bytes at offset `at` of the region, then into `rest`. The outer `None`
+/// when no window of the region covers them; the inner one when nothing is there; 0 at the end of the stream.
+pub fn receive_exposed(
+    fd: BorrowedFd<'_>,
+    region: &Region,
+    (at, len): (u64, u64),
+    rest: &mut [u8],
+) -> Option<io::Result<Option<usize>>> {
+    let place = region.exposed(at, len)?;
+    let mut vectors = [
+        libc::iovec { iov_base: place.as_ptr().cast(), iov_len: len as usize },
+        libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
+    ];
+    // SAFETY: as in `Vectors::send`.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iovlen = if rest.is_empty() { 1 } else { 2 };
+    // SAFETY: an exposed window is mapped memory that peers may write at any time; `rest` is ours.
+    Some(some(|| unsafe { libc::recvmsg(fd.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) }))
+}
+
+/// Receives without waiting: `None` when nothing is there, 0 at the end of the stream.
+pub fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    // SAFETY: the buffer is ours for writes.
+    some(|| unsafe {
+        libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT)
+    })
+}
+
+/// Sends without waiting; a full socket takes 0 bytes.
+pub fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    let mut vectors = Vectors::new();
+    vectors.push(Part::of(bytes));
+    // SAFETY: the bytes are borrowed.
+    unsafe { vectors.send(fd) }
+}
+
+/// Copies payload to offset `at` of the region; `None` when no window of the region covers it.
+#[inline]
+pub fn place(region: &Region, at: u64, bytes: &[u8]) -> Option<()> {
+    let to = region.exposed(at, bytes.len() as u64)?;
+    // SAFETY: an exposed window is mapped memory that peers may write at any time; a read buffer is not part of it.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+    Some(())
+}
+
+fn taken(call: impl FnMut() -> isize) -> io::Result<usize> {
+    Ok(some(call)?.unwrap_or(0))
+}
+
+fn some(mut call: impl FnMut() -> isize) -> io::Result<Option<usize>> {
+    loop {
+        let n = call();
+        if n >= 0 {
+            return Ok(Some(n as usize));
+        }
+        let e = io::Error::last_os_error();
+        match e.kind() {
+            io::ErrorKind::Interrupted => {}
+            io::ErrorKind::WouldBlock => return Ok(None),
+            _ => return Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_full_socket_keeps_the_rest_in_order() {
+        let (a, mut b) = UnixStream::pair().unwrap();
+        let large: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
+        let small = [9u8; 100];
+        let mut pending = Pending::default();
+        let parts = [Part::of(&small[..7]), Part::of(&large), Part::of(&small), Part::of(&[])];
+        // SAFETY: the parts outlive `pending`'s use of them.
+        let mut sent = unsafe { pending.put(a.as_fd(), &[1; HEAD], &parts) }.unwrap();
+        assert!(sent > HEAD && !pending.is_empty());
+        // SAFETY: as above.
+        assert_eq!(unsafe { pending.put(a.as_fd(), &[2; HEAD], &[Part::of(&small)]) }.unwrap(), 0);
+        let expected = [&[1; HEAD][..], &small[..7], &large, &small, &[2; HEAD], &small].concat();
+        let reader = std::thread::spawn(move || {
+            let mut all = vec![];
+            b.read_to_end(&mut all).unwrap();
+            all
+        });
+        while !pending.is_empty() {
+            sent += pending.flush(a.as_fd()).unwrap();
+        }
+        drop(a);
+        assert_eq!(sent, expected.len());
+        assert!(reader.join().unwrap() == expected);
+    }
+}

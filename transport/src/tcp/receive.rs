@@ -1,0 +1,150 @@
+//! One connection from a peer: its frames become memory and counters of our region.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+use mio::net::TcpStream;
+
+use super::raw;
+use super::wire::{Decoder, Put, Step};
+use crate::Region;
+
+/// Bytes of the buffer that small frames are read through; one for all connections.
+pub const BUFFER: usize = 64 << 10;
+/// From this many missing bytes on, payload is received in place.
+const IN_PLACE: u64 = 4 << 10;
+/// Bytes beyond a large payload that are read along with its end: the next head, small frames.
+const TAIL: usize = 4 << 10;
+/// After this many bytes the others get their turn.
+const TURN: usize = 4 << 20;
+
+/// Why a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// The peer left in order.
+    Goodbye,
+    /// It vanished.
+    Lost(String),
+    /// It sent what nobody may send.
+    Broke(String),
+    /// Closed before it was used: an attempt that the peer gave up.
+    Unused,
+}
+
+/// A connection from a peer.
+#[derive(Debug)]
+pub struct Incoming {
+    pub stream: TcpStream,
+    decoder: Decoder,
+    /// The poll said that something is there, and it was not yet read to its end.
+    pub ready: bool,
+    used: bool,
+    /// The last put was large, so the next one probably is.
+    large: bool,
+}
+
+impl Incoming {
+    pub fn new(stream: TcpStream) -> Incoming {
+        Incoming { stream, decoder: Decoder::new(), ready: true, used: false, large: false }
+    }
+
+    /// Whether anything was ever received.
+    pub fn used(&self) -> bool {
+        self.used
+    }
+
+    /// Receives what is there, up to one turn; whether anything was, and the end if it came.
+    pub fn read(&mut self, region: &Region, buffer: &mut [u8]) -> (bool, Option<End>) {
+        let mut total = 0;
+        loop {
+            match self.once(region, buffer) {
+                Ok(Some(got)) => {
+                    total += got.bytes;
+                    if !got.full || total >= TURN {
+                        return (true, None);
+                    }
+                }
+                Ok(None) => {
+                    self.ready = false;
+                    return (total > 0, None);
+                }
+                Err(end) => return (true, Some(end)),
+            }
+        }
+    }
+
+    fn once(&mut self, region: &Region, buffer: &mut [u8]) -> Result<Option<Got>, End> {
+        let awaited = self.decoder.awaited().filter(|(put, done)| put.len - done >= IN_PLACE);
+        let (got, room, in_place) = match awaited {
+            Some((put, done)) => {
+                let left = put.len - done;
+                let here = left.min(TURN as u64);
+                let tail = if here == left { TAIL } else { 0 };
+                // Checked again for every piece: its window may have been dropped meanwhile.
+                let place = (put.at + done, here);
+                let got = raw::receive_exposed(self.stream.as_fd(), region, place, &mut buffer[..tail]);
+                (got.ok_or_else(|| outside(&put))?, here as usize + tail, here as usize)
+            }
+            None => {
+                let room = if self.large { TAIL } else { buffer.len() };
+                (raw::receive(self.stream.as_fd(), &mut buffer[..room]), room, 0)
+            }
+        };
+        let n = match got.map_err(|e| self.vanished(&e.to_string()))? {
+            None => return Ok(None),
+            Some(0) if !self.used => return Err(End::Unused),
+            Some(0) => return Err(self.vanished("it closed the connection without a goodbye")),
+            Some(n) => n,
+        };
+        self.used = true;
+        self.decoder.received(n.min(in_place) as u64);
+        self.parse(region, &buffer[..n.saturating_sub(in_place)])?;
+        Ok(Some(Got { bytes: n, full: n == room }))
+    }
+
+    fn parse(&mut self, region: &Region, mut input: &[u8]) -> Result<(), End> {
+        loop {
+            match self.decoder.next(&mut input).map_err(|e| End::Broke(e.to_string()))? {
+                Step::More => return Ok(()),
+                Step::Begin(put) => {
+                    self.large = put.len >= BUFFER as u64;
+                    region.exposed(put.at, put.len).ok_or_else(|| outside(&put))?;
+                    if let Some(signal) = put.signal {
+                        region.exposed_counter(signal.at).ok_or_else(|| no_counter(signal.at))?;
+                    }
+                }
+                Step::Payload { put, done, bytes } => {
+                    raw::place(region, put.at + done, bytes).ok_or_else(|| outside(&put))?;
+                }
+                Step::Done(put) => {
+                    if let Some(signal) = put.signal {
+                        let counter =
+                            region.exposed_counter(signal.at).ok_or_else(|| no_counter(signal.at))?;
+                        counter.store(signal.value, Ordering::Release);
+                    }
+                }
+                Step::Goodbye => return Err(End::Goodbye),
+            }
+        }
+    }
+
+    fn vanished(&self, cause: &str) -> End {
+        let within = if self.decoder.between_frames() { "" } else { ", in the middle of a message" };
+        End::Lost(format!("{cause}{within}"))
+    }
+}
+
+/// What one system call received.
+struct Got {
+    bytes: usize,
+    /// As much as there was room for, so there may be more.
+    full: bool,
+}
+
+fn outside(put: &Put) -> End {
+    End::Broke(format!("a put of {} bytes to offset {:#x}, which no exposed window covers", put.len, put.at))
+}
+
+fn no_counter(at: u64) -> End {
+    End::Broke(format!("a signal to offset {at:#x}, which is no counter of an exposed window"))
+}

@@ -1,0 +1,532 @@
+//! Endpoints of one process that talk over real sockets.
+#![allow(unsafe_code)] // puts lend memory
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+
+use super::*;
+use crate::shm::ShmCard;
+use crate::sys::{Mapping, memory_file};
+use crate::{Family, HostId, Part, Signal, Window};
+
+const MIB: usize = 1 << 20;
+
+struct Rank {
+    tcp: Tcp,
+    /// Where it listens.
+    port: u16,
+    /// Counters.
+    flags: Window,
+    data: Window,
+}
+
+fn region(len: usize) -> Arc<Region> {
+    let file = memory_file(len as u64).unwrap();
+    Region::new(Arc::new(Mapping::new(&file, len).unwrap()), 0, len as u64)
+}
+
+fn config() -> Config {
+    Config { start_timeout: Duration::from_secs(10), ..Config::default() }
+}
+
+fn opened(n: usize, config: &Config) -> (Vec<Listening>, Vec<Card>) {
+    (0..n)
+        .map(|rank| {
+            let (listening, tcp) = Listening::open(config).unwrap();
+            let host_name = format!("host{rank}");
+            let shm = ShmCard { name: vec![], token: [0; 16] };
+            (listening, Card { host: HostId::here(None), host_name, pid: std::process::id(), shm, tcp })
+        })
+        .unzip()
+}
+
+fn start(
+    listening: Listening,
+    me: usize,
+    cards: &[Card],
+    secret: &Secret,
+    config: &Config,
+    bytes: usize,
+) -> Rank {
+    let region = region(bytes + 16 * MIB);
+    let flags = region.alloc(4096, true).unwrap();
+    let data = region.alloc(bytes as u64, true).unwrap();
+    let peers: Vec<usize> = (0..cards.len()).filter(|&p| p != me).collect();
+    let tcp = Tcp::start(listening, me, cards, &peers, secret, region, config).unwrap();
+    Rank { tcp, port: cards[me].tcp.port, flags, data }
+}
+
+fn ranks(n: usize, bytes: usize) -> Vec<Rank> {
+    ranks_with(n, bytes, &config())
+}
+
+fn ranks_with(n: usize, bytes: usize, config: &Config) -> Vec<Rank> {
+    let (listening, cards) = opened(n, config);
+    let secret = Secret::random();
+    let start = |(me, l)| start(l, me, &cards, &secret, config, bytes);
+    listening.into_iter().enumerate().map(start).collect()
+}
+
+impl Rank {
+    fn flag(&self, at: u64) -> u64 {
+        self.data.region().counter(self.flags.offset() + 8 * at).load(Ordering::Acquire)
+    }
+
+    /// The same layout everywhere, so our offsets are the peer's.
+    fn signal(&self, flag: u64, value: u64) -> Signal {
+        Signal { at: self.flags.offset() + 8 * flag, value }
+    }
+
+    fn put(&self, to: usize, parts: &[&[u8]], at: u64, signal: Option<Signal>) -> Result<crate::Ticket> {
+        let parts: Vec<Part> = parts.iter().map(|p| Part::of(p)).collect();
+        // SAFETY: the tests keep what they put until it is flushed, or until the endpoint is dropped.
+        unsafe { self.tcp.link(to).put(&parts, self.data.offset() + at, signal) }
+    }
+
+    fn wait(&self, what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
+        let until = Instant::now() + Duration::from_secs(20);
+        while !done() {
+            assert!(Instant::now() < until, "{what} never happened");
+            if !self.tcp.progress()? && !done() {
+                self.tcp.park(None, Duration::from_millis(100))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_flag(&self, flag: u64, value: u64) -> Result<()> {
+        self.wait("a signal", || self.flag(flag) >= value)
+    }
+
+    fn bytes(&self, at: usize, len: usize) -> &[u8] {
+        let ptr = self.data.region().at(self.data.offset() + at as u64, len as u64);
+        // SAFETY: inside the window; the signal that was awaited says that nobody writes there any more.
+        unsafe { std::slice::from_raw_parts(ptr.as_ptr(), len) }
+    }
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| (i.wrapping_mul(31) ^ (i >> 9) ^ seed) as u8).collect()
+}
+
+/// Panics tell the whole text.
+fn text<T>(r: Result<T>) -> String {
+    r.err().expect("an error").to_string()
+}
+
+#[test]
+fn puts_of_all_sizes_arrive_in_order() {
+    let sizes = [0, 1, 7, 255, 256, 257, 4095, 4096, 65_535, 65_536, 65_537, MIB + 3, 64 * MIB];
+    let mut all = ranks(2, 64 * MIB);
+    let (b, a) = (all.pop().unwrap(), all.pop().unwrap());
+    thread::scope(|s| {
+        s.spawn(|| {
+            for (i, &len) in sizes.iter().enumerate() {
+                let bytes = pattern(len, i);
+                let (head, tail) = bytes.split_at(len / 3);
+                let ticket = a.put(1, &[head, tail], 0, Some(a.signal(0, i as u64 + 1))).unwrap();
+                a.wait("a flush", || a.tcp.link(1).flushed(ticket)).unwrap();
+                a.wait_flag(1, i as u64 + 1).unwrap();
+            }
+        });
+        for (i, &len) in sizes.iter().enumerate() {
+            b.wait_flag(0, i as u64 + 1).unwrap();
+            assert!(b.bytes(0, len) == pattern(len, i), "{len} bytes");
+            b.tcp.link(0).signal(b.signal(1, i as u64 + 1)).unwrap();
+        }
+    });
+    assert!(a.tcp.link(1).describe().starts_with("tcp 127.0.0.1:"), "{}", a.tcp.link(1).describe());
+}
+
+#[test]
+fn both_directions_at_once_do_not_block_each_other() {
+    let all = ranks(3, 64 * MIB);
+    thread::scope(|s| {
+        for (me, rank) in all.iter().enumerate() {
+            s.spawn(move || {
+                // From the third part on: to the next, all at once, nothing received before.
+                let len = 64 * MIB / 3;
+                let sent: Vec<Vec<u8>> = (0..3).map(|to| pattern(len, me * 3 + to)).collect();
+                let others = || (0..3).filter(|&p| p != me);
+                for to in others() {
+                    let at = (me * len) as u64;
+                    rank.put(to, &[&sent[to]], at, Some(rank.signal(me as u64, 1))).unwrap();
+                }
+                for from in others() {
+                    rank.wait_flag(from as u64, 1).unwrap();
+                    assert!(rank.bytes(from * len, len) == pattern(len, from * 3 + me));
+                }
+                rank.wait("all sent", || !others().any(|to| rank.tcp.links[rank.tcp.slots[&to]].may_flush()))
+                    .unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn many_small_parts_and_many_peers() {
+    let n = 7;
+    let all = ranks(n, MIB);
+    thread::scope(|s| {
+        for (me, rank) in all.iter().enumerate() {
+            s.spawn(move || {
+                let bytes = pattern(20_000, me);
+                for round in 1..=20u64 {
+                    for to in (0..n).filter(|&p| p != me) {
+                        let parts: Vec<&[u8]> = bytes.chunks(200).collect();
+                        let at = (me * 20_000) as u64;
+                        rank.put(to, &parts, at, Some(rank.signal(me as u64, round))).unwrap();
+                    }
+                    for from in (0..n).filter(|&p| p != me) {
+                        rank.wait_flag(from as u64, round).unwrap();
+                        assert!(rank.bytes(from * 20_000, 20_000) == pattern(20_000, from));
+                    }
+                }
+            });
+        }
+    });
+    assert!(all[0].inbox_len() > DIRECT, "the poll was used");
+}
+
+impl Rank {
+    fn inbox_len(&self) -> usize {
+        self.tcp.inbox().live.len()
+    }
+}
+
+#[test]
+fn a_put_outside_every_window_is_refused_and_changes_nothing() {
+    for signal in [None, Some(Signal { at: 12, value: 1 })] {
+        let mut all = ranks(2, 8192);
+        let (b, a) = (all.pop().unwrap(), all.pop().unwrap());
+        let outside = if signal.is_some() { 0 } else { 8192 - 4 };
+        a.put(1, &[&[0xff; 8]], outside, signal).unwrap();
+        let e = b.wait("an error", || false).unwrap_err();
+        assert!(matches!(e, Error::Protocol { rank: 0, .. }), "{e}");
+        assert!(b.bytes(0, 8192).iter().all(|&v| v == 0));
+        assert!(b.tcp.lost(0).unwrap().contains("broke the protocol"));
+    }
+}
+
+#[test]
+fn another_secret_is_refused() {
+    let config = config();
+    let (mut listening, cards) = opened(2, &config);
+    let b = start(listening.pop().unwrap(), 1, &cards, &Secret::random(), &config, 4096);
+    let a = start(listening.pop().unwrap(), 0, &cards, &Secret::random(), &config, 4096);
+    let e = a.put(1, &[b"x"], 0, None).unwrap_err();
+    assert!(matches!(e, Error::Refused { .. }), "{e}");
+    assert!(e.to_string().contains("rank 1 on host1 (127.0.0.1:"), "{e}");
+    assert!(e.to_string().contains("the secret of this job"), "{e}");
+    assert!(!b.tcp.progress().unwrap());
+}
+
+#[test]
+fn the_wrong_rank_is_refused() {
+    let config = config();
+    let (mut listening, mut cards) = opened(3, &config);
+    let secret = Secret::random();
+    let _c = start(listening.pop().unwrap(), 2, &cards, &secret, &config, 4096);
+    cards[1].tcp = cards[2].tcp.clone();
+    let a = start(listening.swap_remove(0), 0, &cards, &secret, &config, 4096);
+    let e = text(a.put(1, &[b"x"], 0, None));
+    assert!(e.contains("looks for rank 1, this is rank 2"), "{e}");
+}
+
+#[test]
+fn strangers_do_not_disturb() {
+    let all = ranks(2, 4096);
+    let port = all[1].port;
+    let mut silent = vec![];
+    for i in 0..40 {
+        let mut stranger =
+            std::net::TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap();
+        match i % 3 {
+            0 => stranger.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap(),
+            1 => stranger.write_all(b"nd-o").unwrap(),
+            _ => {}
+        }
+        silent.push(stranger);
+    }
+    // The 13 slow ones hold a thread each; one is still free.
+    all[0].put(1, &[b"hello"], 0, Some(all[0].signal(0, 1))).unwrap();
+    all[1].wait_flag(0, 1).unwrap();
+    assert_eq!(all[1].bytes(0, 5), b"hello");
+    silent[0].set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // Closed, perhaps over its unread request.
+    assert!(matches!(silent[0].read(&mut [0; 16]), Ok(0) | Err(_)));
+}
+
+#[test]
+fn a_goodbye_is_no_error_until_the_peer_is_needed() {
+    let mut all = ranks(2, 4096);
+    let (b, a) = (all.pop().unwrap(), all.pop().unwrap());
+    a.put(1, &[b"x"], 0, Some(a.signal(0, 1))).unwrap();
+    b.put(0, &[b"last words"], 0, Some(b.signal(0, 1))).unwrap();
+    b.wait_flag(0, 1).unwrap();
+    // Unread at b when it leaves.
+    a.put(1, &[&[1; 4096]], 0, None).unwrap();
+    drop(b);
+    a.wait("the goodbye", || a.tcp.lost(1).is_some()).unwrap();
+    assert_eq!(a.bytes(0, 10), b"last words");
+    assert_eq!(a.flag(0), 1);
+    assert!(a.tcp.lost(1).unwrap().contains("closed its endpoint"));
+    a.tcp.link(1).signal(a.signal(0, 2)).unwrap();
+    let e = text(a.put(1, &[b"x"], 0, None));
+    assert!(e.contains("rank 1 on host1 is lost: it closed its endpoint"), "{e}");
+    assert!(a.tcp.progress().is_ok());
+}
+
+#[test]
+fn a_first_word_to_one_that_has_just_left_is_no_error() {
+    let mut all = ranks(2, 4096);
+    let (b, a) = (all.pop().unwrap(), all.pop().unwrap());
+    b.put(0, &[b"x"], 0, Some(b.signal(0, 1))).unwrap();
+    drop(b);
+    a.tcp.link(1).signal(a.signal(0, 1)).unwrap();
+    a.wait("the goodbye", || a.tcp.lost(1).is_some()).unwrap();
+    assert_eq!(a.flag(0), 1);
+}
+
+#[test]
+fn what_waits_for_one_that_leaves_is_given_up() {
+    let mut all = ranks(2, 64 * MIB);
+    let (b, a) = (all.pop().unwrap(), all.pop().unwrap());
+    let large = pattern(64 * MIB, 0);
+    let ticket = a.put(1, &[&large], 0, None).unwrap();
+    assert!(!a.tcp.link(1).flushed(ticket));
+    drop(b);
+    let e = a.wait("an error", || false).unwrap_err();
+    assert!(matches!(e, Error::PeerLost { rank: 1, .. }), "{e}");
+    assert!(a.tcp.link(1).flushed(ticket));
+}
+
+#[test]
+fn a_peer_that_vanishes_is_named_at_once() {
+    for talks in [false, true] {
+        let mut all = ranks(2, 4096);
+        let (b, a) = (all.pop().unwrap(), all.pop().unwrap());
+        a.put(1, &[b"x"], 0, Some(a.signal(0, 1))).unwrap();
+        b.wait_flag(0, 1).unwrap();
+        if talks {
+            b.put(0, &[b"x"], 0, Some(b.signal(0, 1))).unwrap();
+            a.wait_flag(0, 1).unwrap();
+        }
+        b.vanish();
+        let e = a.wait("an error", || false).unwrap_err();
+        assert!(matches!(e, Error::PeerLost { rank: 1, .. }), "{e}");
+        assert!(e.to_string().contains("without a goodbye"), "{e}");
+        assert!(a.tcp.progress().is_ok(), "reported once");
+        assert!(a.tcp.lost(1).is_some());
+        assert!(text(a.put(1, &[b"x"], 0, None)).contains("rank 1 on host1 is lost"));
+    }
+}
+
+impl Rank {
+    /// As a killed process: the kernel closes its sockets.
+    fn vanish(&self) {
+        self.tcp.acceptor.lock().unwrap().stop();
+        self.tcp.inbox().incoming.iter_mut().for_each(|i| *i = None);
+        self.tcp.inbox().live.clear();
+        for link in &self.tcp.links {
+            *link.out() = None;
+        }
+    }
+}
+
+#[test]
+fn nobody_there_lists_what_was_tried() {
+    let (mut listening, cards) = opened(2, &config());
+    drop(listening.pop());
+    let a = start(listening.pop().unwrap(), 0, &cards, &Secret::random(), &config(), 4096);
+    let e = a.put(1, &[b"x"], 0, None).unwrap_err();
+    assert!(matches!(e, Error::Unreachable { from: 0, to: 1, .. }), "{e}");
+    let e = e.to_string();
+    assert!(e.contains("127.0.0.1:") && e.contains("Connection refused (os error 111)"), "{e}");
+}
+
+#[test]
+fn the_doorbell_and_data_end_a_sleep() {
+    let all = ranks(2, 4096);
+    let (bell, ring) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .unwrap();
+    let long = Duration::from_secs(30);
+    let begin = Instant::now();
+    for _ in 0..3 {
+        send(&ring, b"x", SendFlags::empty()).unwrap();
+        all[0].tcp.park(Some(bell.as_fd()), long).unwrap();
+    }
+    thread::scope(|s| {
+        s.spawn(|| {
+            all[1].put(0, &[b"x"], 0, Some(all[1].signal(0, 1))).unwrap();
+        });
+        while all[0].flag(0) == 0 {
+            all[0].tcp.park(Some(bell.as_fd()), long).unwrap();
+            all[0].tcp.progress().unwrap();
+        }
+    });
+    assert!(begin.elapsed() < long);
+    // Emptied: the next sleep lasts.
+    while all[0].tcp.progress().unwrap() {}
+    let begin = Instant::now();
+    all[0].tcp.park(Some(bell.as_fd()), Duration::from_millis(30)).unwrap();
+    assert!(begin.elapsed() >= Duration::from_millis(25));
+}
+
+#[test]
+fn one_family_alone_works() {
+    for family in [Family::V4, Family::V6] {
+        let config = Config { family, ..config() };
+        let all = ranks_with(2, 4096, &config);
+        match all[0].put(1, &[b"x"], 0, Some(all[0].signal(0, 1))) {
+            Err(e) if family == Family::V6 => eprintln!("skipped IPv6: {e}"),
+            done => {
+                done.unwrap();
+                all[1].wait_flag(0, 1).unwrap();
+            }
+        }
+    }
+}
+
+/// Run with `cargo test --release -p nd-transport tcp::tests::bench -- --ignored --nocapture`.
+#[test]
+#[ignore = "measures, asserts nothing"]
+fn bench() {
+    for buffer in [None, Some(MIB), Some(4 * MIB)] {
+        let config = Config { socket_buffer: buffer, ..config() };
+        let mut raw = vec![];
+        let mut ours = vec![];
+        for _ in 0..3 {
+            raw.push(bench::raw(buffer));
+            ours.push(bench::ours(&config));
+        }
+        for (what, unit, at, best) in [
+            ("ping-pong 8 B, half of a round trip", "µs", 0, f64::min as fn(f64, f64) -> f64),
+            ("stream of 1 MiB", "GB/s", 1, f64::max),
+        ] {
+            let of = |runs: &[[f64; 2]]| runs.iter().map(|r| r[at]).reduce(best).unwrap();
+            let (raw, ours) = (of(&raw), of(&ours));
+            println!(
+                "{what}, buffer {buffer:?}: socket {raw:.2} {unit}, tcp {ours:.2} {unit}, ratio {:.2}",
+                ours / raw
+            );
+        }
+    }
+}
+
+mod bench {
+    use super::*;
+
+    const ROUNDS: usize = 20_000;
+    const PUTS: usize = 1000;
+
+    /// The same, with bare sockets that spin.
+    pub fn raw(buffer: Option<usize>) -> [f64; 2] {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let at = listener.local_addr().unwrap();
+        let a = std::net::TcpStream::connect(at).unwrap();
+        let b = listener.accept().unwrap().0;
+        for s in [&a, &b] {
+            listen::set_buffers(&socket2::Socket::from(s.try_clone().unwrap()), buffer).unwrap();
+            s.set_nodelay(true).unwrap();
+            s.set_nonblocking(true).unwrap();
+        }
+        let pass = |mut s: &std::net::TcpStream, first: bool| {
+            let mut word = [0; 48];
+            for _ in 0..ROUNDS {
+                if first {
+                    s.write_all(&word).unwrap();
+                }
+                while s.read(&mut word).is_err() {}
+                if !first {
+                    s.write_all(&word).unwrap();
+                }
+            }
+        };
+        let begin = Instant::now();
+        thread::scope(|s| {
+            s.spawn(|| pass(&a, true));
+            pass(&b, false);
+        });
+        let latency = begin.elapsed().as_secs_f64() * 1e6 / (2 * ROUNDS) as f64;
+        let begin = Instant::now();
+        thread::scope(|s| {
+            s.spawn(|| {
+                let bytes = vec![1; MIB];
+                for _ in 0..PUTS {
+                    let mut rest = &bytes[..];
+                    while !rest.is_empty() {
+                        rest = &rest[(&a).write(rest).unwrap_or(0)..];
+                    }
+                }
+            });
+            let (mut bytes, mut left) = (vec![0; MIB], PUTS * MIB);
+            while left > 0 {
+                left -= (&b).read(&mut bytes).unwrap_or(0);
+            }
+        });
+        [latency, (PUTS * MIB) as f64 / begin.elapsed().as_secs_f64() / 1e9]
+    }
+
+    pub fn ours(config: &Config) -> [f64; 2] {
+        let all = ranks_with(2, 16 * MIB, config);
+        let pass = |me: usize| {
+            let (rank, link) = (&all[me], all[me].tcp.link(1 - me));
+            let word = [0; 8];
+            for i in 1..=ROUNDS as u64 {
+                let send = || {
+                    // SAFETY: small parts are copied.
+                    unsafe { link.put(&[Part::of(&word)], rank.data.offset(), Some(rank.signal(0, i))) }
+                        .unwrap()
+                };
+                if me == 0 {
+                    send();
+                }
+                while rank.flag(0) < i {
+                    rank.tcp.progress().unwrap();
+                }
+                if me == 1 {
+                    send();
+                }
+            }
+        };
+        let begin = Instant::now();
+        thread::scope(|s| {
+            s.spawn(|| pass(0));
+            pass(1);
+        });
+        let latency = begin.elapsed().as_secs_f64() * 1e6 / (2 * ROUNDS) as f64;
+        let begin = Instant::now();
+        thread::scope(|s| {
+            s.spawn(|| {
+                let bytes = vec![1; MIB];
+                let mut last = VecDeque::new();
+                for i in 1..=PUTS {
+                    last.push_back(all[0].put(1, &[&bytes], 0, Some(all[0].signal(1, i as u64))).unwrap());
+                    while last.len() > 4 || (i == PUTS && !last.is_empty()) {
+                        all[0].tcp.progress().unwrap();
+                        while last.front().is_some_and(|&t| all[0].tcp.link(1).flushed(t)) {
+                            last.pop_front();
+                        }
+                    }
+                }
+            });
+            while all[1].flag(1) < PUTS as u64 {
+                all[1].tcp.progress().unwrap();
+            }
+        });
+        [latency, (PUTS * MIB) as f64 / begin.elapsed().as_secs_f64() / 1e9]
+    }
+
+    use std::collections::VecDeque;
+}
