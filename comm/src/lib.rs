@@ -5,12 +5,21 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`config`] | every setting, read once |
+//! | [`launch`] | which rank this is, by whichever launcher started it — *pure* but for `from_env` |
+//! | [`rendezvous`] | how ranks find each other |
 //! | [`number`] | element types (f16, bf16 and fp8 included), [`number::ReduceOp`], conversions — *pure* |
 //! | [`fold`] | the order in which values are combined, as data — *pure* |
 //! | [`kernel`] | reduction loops over memory, one table chosen at start |
 //! | [`schedule`] | who sends what to whom: the instructions, one file per algorithm, and the verifier — *pure* |
 
+pub mod config;
+mod error;
 pub mod fold;
 pub mod kernel;
+pub mod launch;
 pub mod number;
+pub mod rendezvous;
 pub mod schedule;
+
+pub use error::{Error, Result};
