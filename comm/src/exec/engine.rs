@@ -180,20 +180,24 @@ impl Engine {
         let mut segments = std::mem::take(&mut self.segments);
         segments.clear();
         // SAFETY: the caller's promise.
-        let result = calls
-            .iter()
-            .enumerate()
-            .try_for_each(|(i, call)| {
-                segments.push(unsafe { self.segment(call, i)? });
-                Ok(())
-            })
-            .and_then(|()| unsafe { self.run(calls, &segments) });
+        let result = unsafe { self.perform_with(calls, &mut segments) };
         segments.clear();
         self.segments = segments;
         if self.scratch.iter().map(Window::len).sum::<u64>() > KEPT_SCRATCH {
             self.scratch.clear();
         }
         result.inspect_err(|e| self.fail(e))
+    }
+
+    /// # Safety
+    /// As for [`Engine::perform`].
+    unsafe fn perform_with(&mut self, calls: &[Call], segments: &mut Vec<Segment>) -> Result<()> {
+        for (i, call) in calls.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            segments.push(unsafe { self.segment(call, i)? });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.run(calls, segments) }
     }
 
     /// Copies what the rank sends to itself; the k-th send belongs to the k-th receive.
