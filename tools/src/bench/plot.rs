@@ -43,7 +43,11 @@ pub struct Plot {
     pub in_place: Vec<(u64, f64, f64)>,
 }
 
-const SIZE: (u32, u32) = (1000, 620);
+/// What the SVG says about its size. All else is in quarters of this, because plotters rounds to whole pixels and
+/// slanted dashes would wobble.
+const SHOWN: (u32, u32) = (1000, 620);
+const SIZE: (u32, u32) = (SHOWN.0 * FINE as u32, SHOWN.1 * FINE as u32);
+const FINE: i32 = 4;
 /// Pixels of a PNG for one of the SVG.
 const SCALE: f32 = 2.0;
 const INK: RGBColor = RGBColor(0x1c, 0x24, 0x30);
@@ -53,8 +57,15 @@ const FAINT: RGBColor = RGBColor(0xf0, 0xf2, 0xf5);
 const BLUE: RGBColor = RGBColor(0x1f, 0x6f, 0xb8);
 const ORANGE: RGBColor = RGBColor(0xd9, 0x5f, 0x0e);
 /// Left edge of the text and right edge of the plot.
-const LEFT: i32 = 78;
-const RIGHT: u32 = 34;
+const LEFT: i32 = 78 * FINE;
+const RIGHT: i32 = 34 * FINE;
+/// Width of curves, radius of points and of the hole in those in place.
+const THICK: u32 = 3 * FINE as u32;
+const DOT: i32 = 5 * FINE;
+const HOLE: i32 = 3 * FINE;
+/// Above and below the plot.
+const ABOVE: i32 = 124 * FINE;
+const BELOW: i32 = 68 * FINE;
 
 /// One curve.
 struct Curve {
@@ -90,7 +101,8 @@ impl Plot {
             chart(&root, &curves)?;
             root.present()?;
         }
-        Ok(svg)
+        let said = |(width, height): (u32, u32)| format!("width=\"{width}\" height=\"{height}\"");
+        Ok(svg.replacen(&said(SIZE), &said(SHOWN), 1))
     }
 
     /// Those there is something to show of; where algbw and busbw are the same, one.
@@ -124,20 +136,20 @@ impl Plot {
 }
 
 fn text(size: i32, color: RGBColor) -> TextStyle<'static> {
-    ("sans-serif", size).into_font().color(&color)
+    ("sans-serif", size * FINE).into_font().color(&color)
 }
 
 fn heading<B: DrawingBackend>(root: &DrawingArea<B, Shift>, title: &str, subtitle: &str) -> Drawn
 where
     B::ErrorType: 'static,
 {
-    let bold = ("sans-serif", 25).into_font().style(FontStyle::Bold).color(&INK);
-    root.draw(&Text::new(title.to_owned(), (LEFT, 22), bold))?;
+    let bold = ("sans-serif", 25 * FINE).into_font().style(FontStyle::Bold).color(&INK);
+    root.draw(&Text::new(title.to_owned(), (LEFT, 22 * FINE), bold))?;
     let mut shown: String = subtitle.chars().take(110).collect();
     if shown.len() < subtitle.len() {
         shown.push('…');
     }
-    root.draw(&Text::new(shown, (LEFT, 56), text(16, GREY)))?;
+    root.draw(&Text::new(shown, (LEFT, 56 * FINE), text(16, GREY)))?;
     Ok(())
 }
 
@@ -148,18 +160,18 @@ where
 {
     let wide = curves.iter().map(|c| c.name.len()).max().unwrap_or(0) as i32;
     for (i, curve) in curves.iter().enumerate() {
-        let (x, y) = (LEFT + i as i32 * (wide * 8 + 66), 96);
-        let from_to = [(x, y), (x + 36, y)].map(|(x, y)| (f64::from(x), f64::from(y)));
+        let (x, y) = (LEFT + i as i32 * (wide * 8 + 66) * FINE, 96 * FINE);
+        let from_to = [(x, y), (x + 36 * FINE, y)].map(|(x, y)| (f64::from(x), f64::from(y)));
         for (a, b) in strokes(&from_to, curve.in_place, |p| p) {
             let pixels = |p: (f64, f64)| (p.0.round() as i32, p.1.round() as i32);
-            root.draw(&PathElement::new([pixels(a), pixels(b)], curve.color.stroke_width(3)))?;
+            root.draw(&PathElement::new([pixels(a), pixels(b)], curve.color.stroke_width(THICK)))?;
         }
-        root.draw(&Circle::new((x + 18, y), 5, curve.color.filled()))?;
+        root.draw(&Circle::new((x + 18 * FINE, y), DOT, curve.color.filled()))?;
         if curve.in_place {
-            root.draw(&Circle::new((x + 18, y), 3, WHITE.filled()))?;
+            root.draw(&Circle::new((x + 18 * FINE, y), HOLE, WHITE.filled()))?;
         }
         let style = text(15, INK).pos(Pos::new(HPos::Left, VPos::Center));
-        root.draw(&Text::new(curve.name.clone(), (x + 44, y), style))?;
+        root.draw(&Text::new(curve.name.clone(), (x + 44 * FINE, y), style))?;
     }
     Ok(())
 }
@@ -178,15 +190,15 @@ where
     let (top, step) = scale(highest);
     let sizes = size_ticks(first, last);
     let values: Vec<f64> = (0..).map(|i| f64::from(i) * step).take_while(|v| *v <= top * 1.0001).collect();
-    let area = root.margin(124, 72, LEFT as u32, RIGHT);
+    let area = root.margin(ABOVE, BELOW, LEFT, RIGHT);
     let mut chart = ChartBuilder::on(&area).build_cartesian_2d(first..last, 0.0..top)?;
     for x in (first.ceil() as i32..=last.floor() as i32).map(f64::from) {
         let color = if sizes.contains(&x) { GRID } else { FAINT };
-        chart.draw_series([PathElement::new([(x, 0.0), (x, top)], color.stroke_width(1))])?;
+        chart.draw_series([PathElement::new([(x, 0.0), (x, top)], color.stroke_width(FINE as u32))])?;
     }
     for y in &values {
         let color = if *y == 0.0 { GREY } else { GRID };
-        chart.draw_series([PathElement::new([(first, *y), (last, *y)], color.stroke_width(1))])?;
+        chart.draw_series([PathElement::new([(first, *y), (last, *y)], color.stroke_width(FINE as u32))])?;
     }
     labels(root, &sizes, &values, &|x, y| chart.plotting_area().map_coordinate(&(x, y)), (first, step))?;
     let pixels = area.dim_in_pixel();
@@ -195,12 +207,12 @@ where
     for curve in curves {
         let pixels = |p: (f64, f64)| (p.0 / ratio.0, p.1 / ratio.1);
         for (a, b) in strokes(&curve.points, curve.in_place, pixels) {
-            chart.draw_series([PathElement::new([a, b], curve.color.stroke_width(3))])?;
+            chart.draw_series([PathElement::new([a, b], curve.color.stroke_width(THICK))])?;
         }
         let (color, hollow) = (curve.color, curve.in_place);
-        chart.draw_series(curve.points.iter().map(|p| Circle::new(*p, 5, color.filled())))?;
+        chart.draw_series(curve.points.iter().map(|p| Circle::new(*p, DOT, color.filled())))?;
         if hollow {
-            chart.draw_series(curve.points.iter().map(|p| Circle::new(*p, 3, WHITE.filled())))?;
+            chart.draw_series(curve.points.iter().map(|p| Circle::new(*p, HOLE, WHITE.filled())))?;
         }
     }
     Ok(())
@@ -221,19 +233,19 @@ where
     for x in sizes {
         let (x, y) = (place(*x, 0.0), size::show(x.exp2().round() as u64));
         let style = text(15, INK).pos(Pos::new(HPos::Center, VPos::Top));
-        root.draw(&Text::new(y, (x.0, x.1 + 10), style))?;
+        root.draw(&Text::new(y, (x.0, x.1 + 10 * FINE), style))?;
     }
     for y in values {
         let (x, at) = place(first, *y);
         let style = text(15, INK).pos(Pos::new(HPos::Right, VPos::Center));
-        root.draw(&Text::new(format!("{y:.decimals$}"), (x - 10, at), style))?;
+        root.draw(&Text::new(format!("{y:.decimals$}"), (x - 10 * FINE, at), style))?;
     }
-    let middle = (SIZE.0 as i32 + LEFT - RIGHT as i32) / 2;
+    let middle = (SIZE.0 as i32 + LEFT - RIGHT) / 2;
     let below = text(16, GREY).pos(Pos::new(HPos::Center, VPos::Bottom));
-    root.draw(&Text::new("size", (middle, SIZE.1 as i32 - 14), below))?;
-    let turned = ("sans-serif", 16).into_font().transform(FontTransform::Rotate270).color(&GREY);
+    root.draw(&Text::new("size", (middle, SIZE.1 as i32 - 12 * FINE), below))?;
+    let turned = ("sans-serif", 16 * FINE).into_font().transform(FontTransform::Rotate270).color(&GREY);
     let turned = turned.pos(Pos::new(HPos::Center, VPos::Top));
-    root.draw(&Text::new("bandwidth, GB/s", (14, (124 + SIZE.1 as i32 - 72) / 2), turned))?;
+    root.draw(&Text::new("bandwidth, GB/s", (14 * FINE, (ABOVE + SIZE.1 as i32 - BELOW) / 2), turned))?;
     Ok(())
 }
 
@@ -243,8 +255,8 @@ fn strokes(
     dashed: bool,
     pixels: impl Fn((f64, f64)) -> (f64, f64),
 ) -> Vec<((f64, f64), (f64, f64))> {
-    const DASH: f64 = 8.0;
-    const GAP: f64 = 6.0;
+    const DASH: f64 = 8.0 * FINE as f64;
+    const GAP: f64 = 6.0 * FINE as f64;
     let mut strokes = Vec::new();
     let mut phase = 0.0;
     for pair in points.windows(2) {
@@ -294,7 +306,7 @@ fn png(svg: &str) -> Result<Vec<u8>, String> {
     fonts.load_font_data(dejavu::sans::bold().to_vec());
     fonts.set_sans_serif_family("DejaVu Sans");
     let tree = usvg::Tree::from_str(svg, &options).map_err(|e| e.to_string())?;
-    let (width, height) = (SIZE.0 as f32 * SCALE, SIZE.1 as f32 * SCALE);
+    let (width, height) = (SHOWN.0 as f32 * SCALE, SHOWN.1 as f32 * SCALE);
     let mut pixels = tiny_skia::Pixmap::new(width as u32, height as u32).ok_or("no memory for the picture")?;
     resvg::render(&tree, tiny_skia::Transform::from_scale(SCALE, SCALE), &mut pixels.as_mut());
     pixels.encode_png().map_err(|e| e.to_string())
@@ -316,9 +328,9 @@ mod tests {
 
     #[test]
     fn dashes_cover_more_than_gaps() {
-        let line = [(0.0, 0.0), (50.0, 0.0), (100.0, 0.0)];
+        let line = [(0.0, 0.0), (200.0, 0.0), (400.0, 0.0)];
         let drawn: f64 = strokes(&line, true, |p| p).iter().map(|(a, b)| b.0 - a.0).sum();
-        assert!((50.0..70.0).contains(&drawn), "{drawn}");
+        assert!((200.0..280.0).contains(&drawn), "{drawn}");
         assert_eq!(strokes(&line, false, |p| p).len(), 2);
     }
 
