@@ -5,6 +5,9 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`config`] | every setting, read once |
+//! | [`launch`] | which rank this is, by whichever launcher started it — *pure* but for `from_env` |
+//! | [`rendezvous`] | how ranks find each other |
 //! | [`number`] | element types (f16, bf16 and fp8 included), [`number::ReduceOp`], conversions — *pure* |
 //! | [`fold`] | the order in which values are combined, as data — *pure* |
 //! | [`kernel`] | reduction loops over memory, one table chosen at start |
@@ -17,11 +20,14 @@
 pub mod buffer;
 pub mod choose;
 pub mod communicator;
+pub mod config;
 mod error;
 pub mod exec;
 pub mod fold;
 pub mod kernel;
+pub mod launch;
 pub mod number;
+pub mod rendezvous;
 pub mod schedule;
 
 pub use error::{Error, Result};
@@ -31,6 +37,8 @@ pub mod prelude {
     pub use crate::buffer::{Buffer, Owned};
     pub use crate::communicator::Communicator;
     pub use crate::communicator::pending::{Pending, Returned};
+    pub use crate::config::Config;
     pub use crate::error::{Error, Result};
     pub use crate::number::{DataType, Element, ReduceOp};
+    pub use crate::rendezvous::UniqueId;
 }

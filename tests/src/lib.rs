@@ -1,1 +1,32 @@
 //! Helpers for the tests that cross crates, processes and hosts; the tests themselves lie in `tests/tests/`.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`worlds`] | ranks as threads of one process, over every transport, real or broken on purpose |
+//! | [`oracle`] | the reproducible order of reduction, in a few lines |
+//! | [`sample`] | element types, with values to test them on |
+
+pub mod oracle;
+pub mod sample;
+pub mod worlds;
+
+/// What a test may need that a machine may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// To be root, for network namespaces and other users.
+    Root,
+}
+
+/// Says in one line that a test is skipped, on standard error and in the file that `ND_SKIPPED` names.
+pub fn skip(test: &str, need: Need) {
+    let need = match need {
+        Need::Root => "root",
+    };
+    let line = format!("skipped {test}: needs {need}\n");
+    eprint!("{line}");
+    if let Some(path) = std::env::var_os("ND_SKIPPED") {
+        use std::io::Write;
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let _ = file.and_then(|mut f| f.write_all(line.as_bytes()));
+    }
+}

@@ -11,6 +11,8 @@ use crate::tcp::TcpCard;
 pub struct Card {
     /// Which host the rank is on.
     pub host: HostId,
+    /// Which network namespace it is in: ranks of one reach each other by loopback, whatever their hosts are called.
+    pub network: HostId,
     /// The host's name, for messages only.
     pub host_name: String,
     /// Process id, for messages and for cross-memory attach.

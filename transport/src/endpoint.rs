@@ -249,6 +249,7 @@ impl Endpoint {
         let pid = std::process::id();
         let card = Card {
             host: HostId::here(config.host_id.as_deref()),
+            network: HostId::network(),
             host_name: host_name(),
             pid,
             process_start: process_start(pid).unwrap_or_default(),

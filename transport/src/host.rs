@@ -17,17 +17,18 @@ impl HostId {
         if let Some(given) = given {
             return HostId(format!("given:{given}"));
         }
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| host_name());
-        let namespace =
-            |name: &str| fs::metadata(format!("/proc/self/ns/{name}")).map(|m| m.ino()).unwrap_or_default();
-        HostId(format!(
-            "{}/net:{}/ipc:{}/pid:{}",
-            boot.trim(),
-            namespace("net"),
-            namespace("ipc"),
-            namespace("pid")
-        ))
+        HostId(format!("{}/ipc:{}/pid:{}", HostId::network().0, namespace("ipc"), namespace("pid")))
     }
+
+    /// This process's network namespace: what shares a loopback interface.
+    pub fn network() -> HostId {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| host_name());
+        HostId(format!("{}/net:{}", boot.trim(), namespace("net")))
+    }
+}
+
+fn namespace(name: &str) -> u64 {
+    fs::metadata(format!("/proc/self/ns/{name}")).map(|m| m.ino()).unwrap_or_default()
 }
 
 impl fmt::Debug for HostId {

@@ -3,15 +3,18 @@
 //! | file | what |
 //! |---|---|
 //! | `arguments` | checks arguments; nothing is sent before all is well |
+//! | `open` | rendezvous, links, settings |
 //! | `calls` | the blocking calls |
+//! | `start` | the asynchronous calls |
 //! | [`group`] | several calls at once |
-//! | [`pending`] | asynchronous calls, which own their buffers |
+//! | [`pending`] | what asynchronous calls give back |
 //! | `split` | smaller groups |
 //! | `worker` | who performs calls, one after the other |
 
 mod arguments;
 mod calls;
 pub mod group;
+mod open;
 pub mod pending;
 mod split;
 mod start;
@@ -28,7 +31,6 @@ use crate::buffer::Buffer;
 use crate::choose::Chooser;
 use crate::error::{Error, Result};
 use crate::exec::engine::{Call, Engine};
-use crate::exec::layout;
 use crate::number::{DataType, Element, ReduceOp};
 use crate::schedule::{Alias, Collective, Counts, Layout};
 use arguments::Arguments;
@@ -71,55 +73,6 @@ pub struct Explanation {
 }
 
 impl Communicator {
-    /// `n` ranks as threads of this process: one communicator for each.
-    pub fn local(n: usize) -> Result<Vec<Communicator>> {
-        Communicator::local_with(
-            n,
-            Chooser::default(),
-            &nd_transport::Config::default(),
-            Duration::from_secs(600),
-        )
-    }
-
-    pub(crate) fn local_with(
-        n: usize,
-        chooser: Chooser,
-        transport: &nd_transport::Config,
-        timeout: Duration,
-    ) -> Result<Vec<Communicator>> {
-        if n == 0 {
-            return Err(Error::Rendezvous {
-                who: "Communicator::local".into(),
-                problem: "a world of 0 ranks".into(),
-                remedy: "give at least 1".into(),
-            });
-        }
-        let failed = |source| Error::Transport { rank: 0, source };
-        let secret = nd_transport::secure::Secret::random();
-        nd_transport::local::group(n, transport)
-            .map_err(failed)?
-            .into_iter()
-            .map(|endpoint| Communicator::on(endpoint, secret.clone(), chooser.clone(), timeout))
-            .collect()
-    }
-
-    /// On a new endpoint, all of whose ranks do this at the same time, so that their first windows have the same
-    /// place.
-    pub fn on(
-        endpoint: Endpoint,
-        secret: nd_transport::secure::Secret,
-        chooser: Chooser,
-        timeout: Duration,
-    ) -> Result<Communicator> {
-        let rank = endpoint.rank();
-        let inbox = endpoint
-            .region()
-            .alloc(layout::inbox_len(endpoint.world_size()), true)
-            .map_err(|source| Error::Transport { rank, source })?;
-        let inboxes = vec![inbox.offset(); endpoint.world_size()];
-        Ok(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout))
-    }
-
     fn assemble(
         endpoint: Endpoint,
         inbox: nd_transport::Window,

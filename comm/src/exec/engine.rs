@@ -143,6 +143,8 @@ impl Engine {
         if let Some(why) = &self.failed {
             return Err(Error::Failed { rank, why: why.clone() });
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.messages_to_itself(calls)? };
         let mut segments = std::mem::take(&mut self.segments);
         segments.clear();
         // SAFETY: the caller's promise.
@@ -160,6 +162,40 @@ impl Engine {
             self.scratch.clear();
         }
         result.inspect_err(|e| self.fail(e))
+    }
+
+    /// Copies what the rank sends to itself; the k-th send belongs to the k-th receive.
+    ///
+    /// # Safety
+    /// As for [`Engine::perform`].
+    unsafe fn messages_to_itself(&self, calls: &[Call]) -> Result<()> {
+        let rank = self.rank();
+        let own = |c: &&Call| c.collective == Collective::SendRecv && c.root as usize == rank;
+        let mut sends = calls.iter().filter(own).filter(|c| c.output.is_null());
+        let mut receives = calls.iter().filter(own).filter(|c| !c.output.is_null());
+        loop {
+            let (send, recv) = (sends.next(), receives.next());
+            match (send, recv) {
+                (None, None) => return Ok(()),
+                (Some(s), Some(r)) if s.counts == r.counts && s.data_type == r.data_type => {
+                    let len = s.counts.part(0) as usize * s.data_type.size();
+                    // SAFETY: the caller's promise: both are valid and do not overlap.
+                    unsafe { copy(s.input, r.output, len) };
+                }
+                _ => {
+                    let what = |c: Option<&Call>| match c {
+                        Some(c) => format!("{} × {}", c.counts.part(0), c.data_type.name()),
+                        None => "nothing".into(),
+                    };
+                    return Err(Error::InvalidArgument {
+                        rank,
+                        call: "send/recv",
+                        problem: format!("it sends {} to itself and receives {}", what(send), what(recv)),
+                        remedy: "put a send and a receive of the same length into one group".into(),
+                    });
+                }
+            }
+        }
     }
 
     /// The plan of a call, with its memory.
@@ -262,7 +298,8 @@ impl Engine {
                     Instruction::Recv { from: peer, dst: Span { space: Space::Output, start: 0, len: count } }
                 }
             };
-            let lane = if count > 0 { vec![instruction] } else { Vec::new() };
+            // What a rank sends to itself is copied beforehand.
+            let lane = if count > 0 && peer as usize != rank { vec![instruction] } else { Vec::new() };
             (Program { lanes: vec![lane], ..Program::default() }, "direct")
         } else {
             let Choice { algorithm, .. } = self.choose(call)?;

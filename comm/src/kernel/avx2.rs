@@ -20,15 +20,6 @@ pub(super) fn available() -> bool {
 pub(super) struct Singles<const N: usize>([__m256; N]);
 
 impl<const N: usize> Singles<N> {
-    #[inline(always)]
-    unsafe fn zip(self, b: Self, f: impl Fn(__m256, __m256) -> __m256) -> Self {
-        let mut out = self;
-        for i in 0..N {
-            out.0[i] = f(self.0[i], b.0[i]);
-        }
-        out
-    }
-
     /// Replaces NaN by the one NaN. A branch costs less than blending: there hardly ever is one.
     #[inline(always)]
     unsafe fn canonical(mut self) -> Self {
@@ -59,43 +50,48 @@ unsafe fn bits(bits: u32) -> __m256 {
     _mm256_castsi256_ps(int(bits))
 }
 
+macro_rules! lanewise {
+    ($($name:ident: |$a:ident, $b:ident| $result:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name(mut self, other: Self) -> Self {
+            for i in 0..N {
+                let ($a, $b) = (self.0[i], other.0[i]);
+                self.0[i] = $result;
+            }
+            self
+        }
+    )*};
+}
+
 impl<const N: usize> Numeric for Singles<N> {
-    #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        self.zip(b, |a, b| _mm256_add_ps(a, b))
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(self, b: Self) -> Self {
-        self.zip(b, |a, b| _mm256_mul_ps(a, b))
-    }
-
     // `vminps` and `vmaxps` give the second operand for NaN and for zeros of unlike sign; both orders together tell.
-    #[inline(always)]
-    unsafe fn min(self, b: Self) -> Self {
-        // Of a NaN and a number the bits are or-ed, which is still a NaN.
-        self.zip(b, |a, b| _mm256_or_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a)))
+    // The minimum of a NaN and a number is their bits or-ed, still a NaN; the maximum is set to all ones, a NaN too.
+    lanewise! {
+        add: |a, b| _mm256_add_ps(a, b);
+        multiply: |a, b| _mm256_mul_ps(a, b);
+        min: |a, b| _mm256_or_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a));
+        max: |a, b| _mm256_or_ps(
+            _mm256_and_ps(_mm256_max_ps(a, b), _mm256_max_ps(b, a)),
+            _mm256_cmp_ps::<_CMP_UNORD_Q>(a, b),
+        );
     }
 
     #[inline(always)]
-    unsafe fn max(self, b: Self) -> Self {
-        self.zip(b, |a, b| {
-            let greatest = _mm256_and_ps(_mm256_max_ps(a, b), _mm256_max_ps(b, a));
-            // All bits set is a NaN.
-            _mm256_or_ps(greatest, _mm256_cmp_ps::<_CMP_UNORD_Q>(a, b))
-        })
-    }
-
-    #[inline(always)]
-    unsafe fn divide(self, by: u64) -> Self {
+    unsafe fn divide(mut self, by: u64) -> Self {
         let by = _mm256_set1_ps(by as f32);
-        self.zip(self, |a, _| _mm256_div_ps(a, by))
+        for i in 0..N {
+            self.0[i] = _mm256_div_ps(self.0[i], by);
+        }
+        self
     }
 
     #[inline(always)]
-    unsafe fn scale(self, by: f64) -> Self {
+    unsafe fn scale(mut self, by: f64) -> Self {
         let by = _mm256_set1_ps(by as f32);
-        self.zip(self, |a, _| _mm256_mul_ps(a, by))
+        for i in 0..N {
+            self.0[i] = _mm256_mul_ps(self.0[i], by);
+        }
+        self
     }
 }
 
@@ -111,7 +107,11 @@ impl Pack for F32 {
     #[inline(always)]
     unsafe fn load(src: *const u8) -> Singles<4> {
         let src: *const f32 = src.cast();
-        Singles([0, 8, 16, 24].map(|at| _mm256_loadu_ps(src.wrapping_add(at))))
+        let mut out = [_mm256_setzero_ps(); 4];
+        for i in 0..4 {
+            out[i] = _mm256_loadu_ps(src.wrapping_add(8 * i));
+        }
+        Singles(out)
     }
 
     #[inline(always)]
@@ -160,7 +160,11 @@ impl Pack for F16 {
 
     #[inline(always)]
     unsafe fn load(src: *const u8) -> Singles<4> {
-        Singles([0, 16, 32, 48].map(|at| _mm256_cvtph_ps(_mm_loadu_si128(src.wrapping_add(at).cast()))))
+        let mut out = [_mm256_setzero_ps(); 4];
+        for i in 0..4 {
+            out[i] = _mm256_cvtph_ps(_mm_loadu_si128(src.wrapping_add(16 * i).cast()));
+        }
+        Singles(out)
     }
 
     #[inline(always)]
@@ -268,19 +272,17 @@ unsafe fn magnitude(v: __m256) -> __m256i {
 #[inline(always)]
 unsafe fn store_bytes(dst: *mut u8, v: [__m256; 4], magnitudes: [__m256i; 4], nan: u8) {
     // Lanes become 16 and then 8 bits, in an order that one permutation puts right.
-    let pack = |a: [__m256i; 4]| {
-        let (x, y) = (_mm256_packus_epi32(a[0], a[1]), _mm256_packus_epi32(a[2], a[3]));
-        _mm256_permutevar8x32_epi32(_mm256_packus_epi16(x, y), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
-    };
+    let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    let [a, b, c, d] = magnitudes;
+    let magnitudes = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
     // Signs are packed with signed saturation: only the uppermost bit of a byte matters.
-    let s = v.map(|v| _mm256_castps_si256(v));
-    let signs = _mm256_packs_epi16(_mm256_packs_epi32(s[0], s[1]), _mm256_packs_epi32(s[2], s[3]));
-    let signs = _mm256_permutevar8x32_epi32(signs, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    let signs = _mm256_and_si256(signs, _mm256_set1_epi8(i8::MIN));
-    let magnitudes = pack(magnitudes);
+    let [a, b, c, d] = v;
+    let ab = _mm256_packs_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b));
+    let cd = _mm256_packs_epi32(_mm256_castps_si256(c), _mm256_castps_si256(d));
+    let signs = _mm256_and_si256(_mm256_packs_epi16(ab, cd), _mm256_set1_epi8(i8::MIN));
     let is_nan = _mm256_cmpeq_epi8(magnitudes, _mm256_set1_epi8(nan.cast_signed()));
     let signed = _mm256_or_si256(magnitudes, _mm256_andnot_si256(is_nan, signs));
-    _mm256_storeu_si256(dst.cast(), signed);
+    _mm256_storeu_si256(dst.cast(), _mm256_permutevar8x32_epi32(signed, order));
 }
 
 /// fp8 with 4 bits of exponent.
@@ -303,11 +305,9 @@ impl Pack for F8E4M3 {
             let is_nan = _mm256_cmpeq_epi16(abs, _mm256_set1_epi16(0x3f80));
             let nan = _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00));
             let half = _mm256_or_si256(_mm256_or_si256(abs, sign), nan);
-            for (j, half) in
-                [_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half)].into_iter().enumerate()
-            {
-                out[2 * i + j] = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0));
-            }
+            let (low, high) = (_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half));
+            out[2 * i] = _mm256_mul_ps(_mm256_cvtph_ps(low), _mm256_set1_ps(256.0));
+            out[2 * i + 1] = _mm256_mul_ps(_mm256_cvtph_ps(high), _mm256_set1_ps(256.0));
         }
         Singles(out)
     }
@@ -315,7 +315,10 @@ impl Pack for F8E4M3 {
     #[inline(always)]
     unsafe fn store(dst: *mut u8, v: Singles<4>) {
         // Beyond 448 come NaN, infinity and what overflows: all are cut off to NaN.
-        let rounded = v.0.map(|v| _mm256_min_epu32(round_magnitude::<4, 3, 20>(magnitude(v)), int(0x7f)));
+        let mut rounded = [_mm256_setzero_si256(); 4];
+        for i in 0..4 {
+            rounded[i] = _mm256_min_epu32(round_magnitude::<4, 3, 20>(magnitude(v.0[i])), int(0x7f));
+        }
         store_bytes(dst, v.0, rounded, 0x7f);
     }
 
@@ -344,13 +347,14 @@ impl Pack for F8E5M2 {
 
     #[inline(always)]
     unsafe fn store(dst: *mut u8, v: Singles<4>) {
-        let rounded = v.0.map(|v| {
-            let abs = magnitude(v);
+        let mut rounded = [_mm256_setzero_si256(); 4];
+        for i in 0..4 {
+            let abs = magnitude(v.0[i]);
             let finite = _mm256_min_epu32(round_magnitude::<5, 2, 21>(abs), int(0x7c));
             // NaN: 0x7c | 3.
             let is_nan = _mm256_cmpgt_epi32(abs, int(0x7f80_0000));
-            _mm256_or_si256(finite, _mm256_and_si256(is_nan, int(3)))
-        });
+            rounded[i] = _mm256_or_si256(finite, _mm256_and_si256(is_nan, int(3)));
+        }
         store_bytes(dst, v.0, rounded, 0x7f);
     }
 

@@ -1,11 +1,10 @@
-//! The loops, written once for all types, operations and instruction sets.
+//! The loops over packs, written once for all types, operations and instruction sets.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use super::pack::{Bits, Numeric, Pack};
-use super::{Destination, MAX_DEPTH, Source};
-use crate::fold::{Fold, FoldOp};
+use super::{Destination, Source};
 
 /// What an operation needs beside its operands.
 #[derive(Clone, Copy)]
@@ -28,12 +27,14 @@ pub(super) enum Unary {
 /// All: the processor has the instruction set; pointers as [`super::Kernel::fold`] asks.
 #[derive(Clone, Copy)]
 pub(super) struct Functions {
-    /// A balanced tree over 2, 3, 4 or 8 terms in one pass; nothing is wide.
+    /// A balanced tree over 2 terms, or 4 or 8 when `fuses` is set, in one pass; nothing is wide.
     pub(super) tree: unsafe fn(Params, &[Source], Destination, usize),
-    /// Any fold of several operations.
-    pub(super) blocks: unsafe fn(Params, &Fold, &[Source], Destination, usize),
-    /// One operand.
+    /// Two operands of any width.
+    pub(super) binary: unsafe fn(Params, [Source; 2], Destination, usize),
+    /// One operand of any width.
     pub(super) unary: unsafe fn(Params, Unary, Source, Destination, usize),
+    /// Whether `tree` has more than 2 terms.
+    pub(super) fuses: bool,
 }
 
 /// An operation on two vectors.
@@ -77,7 +78,7 @@ impl<V: Numeric, O: Op<V>> Op<V> for ThenDivide<O> {
 /// # Safety
 /// See [`Functions`].
 #[inline(always)]
-pub(super) unsafe fn tree<P, O, const DIVIDES: bool>(
+pub(super) unsafe fn tree<P, O, const DIVIDES: bool, const FUSES: bool>(
     params: Params,
     terms: &[Source],
     dst: Destination,
@@ -89,16 +90,20 @@ pub(super) unsafe fn tree<P, O, const DIVIDES: bool>(
     // SAFETY: the caller's promise, for each of the terms.
     unsafe {
         if DIVIDES && dst.finish {
-            tree_then::<P, O, ThenDivide<O>>(params, terms, dst.ptr, count);
+            tree_then::<P, O, ThenDivide<O>, FUSES>(params, terms, dst.ptr, count);
         } else {
-            tree_then::<P, O, O>(params, terms, dst.ptr, count);
+            tree_then::<P, O, O, FUSES>(params, terms, dst.ptr, count);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn tree_then<P, O, Last>(params: Params, terms: &[Source], dst: *mut u8, count: usize)
-where
+unsafe fn tree_then<P, O, Last, const FUSES: bool>(
+    params: Params,
+    terms: &[Source],
+    dst: *mut u8,
+    count: usize,
+) where
     P: Pack,
     O: Op<P::Vector>,
     Last: Op<P::Vector>,
@@ -106,197 +111,213 @@ where
     // SAFETY: the caller's promise.
     unsafe {
         match *terms {
-            [a, b] => {
-                each::<P, 2, false>([a.ptr, b.ptr], [false; 2], dst, count, |[a, b]| {
-                    Last::apply(a, b, params)
-                });
+            [a, b] => each::<P, Balanced<O, Last>, 2, 0, false>(params, [a.ptr, b.ptr], dst, count),
+            [a, b, c, d] if FUSES => {
+                let terms = [a.ptr, b.ptr, c.ptr, d.ptr];
+                each::<P, Balanced<O, Last>, 4, 0, false>(params, terms, dst, count);
             }
-            [a, b, c] => each::<P, 3, false>([a.ptr, b.ptr, c.ptr], [false; 3], dst, count, |[a, b, c]| {
-                Last::apply(O::apply(a, b, params), c, params)
-            }),
-            [a, b, c, d] => {
-                each::<P, 4, false>([a.ptr, b.ptr, c.ptr, d.ptr], [false; 4], dst, count, |[a, b, c, d]| {
-                    Last::apply(O::apply(a, b, params), O::apply(c, d, params), params)
-                })
-            }
-            [a, b, c, d, e, f, g, h] => {
+            [a, b, c, d, e, f, g, h] if FUSES => {
                 let terms = [a.ptr, b.ptr, c.ptr, d.ptr, e.ptr, f.ptr, g.ptr, h.ptr];
-                each::<P, 8, false>(terms, [false; 8], dst, count, |[a, b, c, d, e, f, g, h]| {
-                    let left = O::apply(O::apply(a, b, params), O::apply(c, d, params), params);
-                    let right = O::apply(O::apply(e, f, params), O::apply(g, h, params), params);
-                    Last::apply(left, right, params)
-                })
+                each::<P, Balanced<O, Last>, 8, 0, false>(params, terms, dst, count);
             }
-            _ => unreachable!("the caller has 2, 3, 4 or 8 terms"),
+            _ => unreachable!("no loop for {} terms", terms.len()),
         }
     }
 }
 
-/// `dst[i] = f([terms[0][i], …])`, pack by pack; what remains goes through a padded pack on the stack.
-///
-/// # Safety
-/// As [`Functions`]; `f` runs on this instruction set.
-#[inline(always)]
-unsafe fn each<P: Pack, const N: usize, const WIDE_OUT: bool>(
-    mut terms: [*const u8; N],
-    wide: [bool; N],
-    mut dst: *mut u8,
-    count: usize,
-    f: impl Fn([P::Vector; N]) -> P::Vector,
-) {
-    let width = |wide| if P::MIXED && wide { P::WIDE } else { P::SIZE };
-    let step = |terms: [*const u8; N], dst: *mut u8| {
-        let mut at = 0;
-        // SAFETY: the caller of this closure has a whole pack at each pointer.
-        let vectors = terms.map(|term| unsafe {
-            at += 1;
-            if P::MIXED && wide[at - 1] { P::load_wide(term) } else { P::load(term) }
-        });
-        let v = f(vectors);
-        // SAFETY: likewise.
-        unsafe { if P::MIXED && WIDE_OUT { P::store_wide(dst, v) } else { P::store(dst, v) } }
+/// What becomes of one vector from each of `N` terms.
+trait Step<V, const N: usize> {
+    /// # Safety
+    /// The processor has the instruction set of `V`.
+    unsafe fn apply(terms: [V; N], params: Params) -> V;
+}
+
+/// The balanced tree, with `Last` at its root.
+struct Balanced<O, Last>(PhantomData<(O, Last)>);
+
+macro_rules! balanced {
+    ($n:literal, [$($term:ident)*], $params:ident => $left:expr, $right:expr) => {
+        impl<V: Copy, O: Op<V>, Last: Op<V>> Step<V, $n> for Balanced<O, Last> {
+            #[inline(always)]
+            unsafe fn apply([$($term),*]: [V; $n], $params: Params) -> V {
+                // SAFETY: the caller's promise.
+                unsafe { Last::apply($left, $right, $params) }
+            }
+        }
     };
-    for _ in 0..count / P::LANES {
-        step(terms, dst);
-        for (term, wide) in terms.iter_mut().zip(wide) {
-            *term = term.wrapping_add(P::LANES * width(wide));
-        }
-        dst = dst.wrapping_add(P::LANES * width(WIDE_OUT));
-    }
-    let rest = count % P::LANES;
-    if rest > 0 {
-        let mut padded = [[0u8; PACK]; N];
-        let mut out = [0u8; PACK];
-        for ((padded, term), wide) in padded.iter_mut().zip(terms).zip(wide) {
-            // SAFETY: `rest` elements remain, fewer than a pack, and no pack is longer than PACK bytes.
-            unsafe { std::ptr::copy_nonoverlapping(term, padded.as_mut_ptr(), rest * width(wide)) };
-        }
-        step(padded.each_ref().map(|p| p.as_ptr()), out.as_mut_ptr());
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(out.as_ptr(), dst, rest * width(WIDE_OUT)) };
+}
+
+balanced!(2, [a b], p => a, b);
+balanced!(4, [a b c d], p => O::apply(a, b, p), O::apply(c, d, p));
+balanced!(8, [a b c d e f g h], p =>
+    O::apply(O::apply(a, b, p), O::apply(c, d, p), p),
+    O::apply(O::apply(e, f, p), O::apply(g, h, p), p));
+
+/// Does nothing, divides an average, or multiplies by the factor.
+struct Keep;
+struct Divide;
+struct Scale;
+
+impl<V> Step<V, 1> for Keep {
+    #[inline(always)]
+    unsafe fn apply([v]: [V; 1], _: Params) -> V {
+        v
     }
 }
 
-/// Bytes of the longest pack.
-const PACK: usize = 128;
+impl<V: Numeric> Step<V, 1> for Divide {
+    #[inline(always)]
+    unsafe fn apply([v]: [V; 1], params: Params) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { v.divide(params.world_size) }
+    }
+}
 
-/// Bytes of the intermediate results of a block, all together: with the terms they fit the first-level cache.
-const SCRATCH: usize = 16 << 10;
+impl<V: Numeric> Step<V, 1> for Scale {
+    #[inline(always)]
+    unsafe fn apply([v]: [V; 1], params: Params) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { v.scale(params.factor) }
+    }
+}
 
-/// Bytes of one operand of a block at most.
-const BLOCK: usize = 2 << 10;
+/// Bytes of one element.
+#[inline(always)]
+const fn width<P: Pack>(wide: bool) -> usize {
+    if P::MIXED && wide { P::WIDE } else { P::SIZE }
+}
 
-/// See [`Functions::blocks`].
+/// Whether term `i` is wide.
+#[inline(always)]
+const fn is_wide(wide: u8, i: usize) -> bool {
+    wide >> i & 1 == 1
+}
+
+/// `dst[i] = S([terms[0][i], …])`, pack by pack; what remains goes through a padded pack on the stack. Bit i of
+/// `WIDE`: term i is wide.
 ///
-/// The fold is evaluated for a block of elements at a time. Terms are read where they are; each place of the stack
-/// has a wide and a narrow buffer for intermediate results, and a result that is rounded next is stored narrow.
+/// There are no closures in here, nor in the packs: they would be functions without the instruction set's
+/// features, into which its instructions are not inlined.
 ///
 /// # Safety
 /// See [`Functions`].
 #[inline(always)]
-pub(super) unsafe fn blocks<P, O, const DIVIDES: bool>(
+unsafe fn each<P, S, const N: usize, const WIDE: u8, const WIDE_OUT: bool>(
     params: Params,
-    fold: &Fold,
-    terms: &[Source],
-    dst: Destination,
+    mut terms: [*const u8; N],
+    mut dst: *mut u8,
     count: usize,
 ) where
-    P: Pack<Vector: Numeric>,
-    O: Op<P::Vector>,
+    P: Pack,
+    S: Step<P::Vector, N>,
 {
-    const {
-        // The shortest block, of the deepest fold, holds whole packs.
-        assert!(P::LANES * P::WIDE <= PACK);
-        assert!(SCRATCH / (MAX_DEPTH * (P::WIDE + P::SIZE)) / P::LANES >= 1);
-    }
-    let divides = DIVIDES && dst.finish;
-    let mut scratch = MaybeUninit::<[u8; SCRATCH]>::uninit();
-    let scratch: *mut u8 = scratch.as_mut_ptr().cast();
-    let (ops, depth) = (fold.ops(), fold.depth());
-    let block = match fold.ops() {
-        [FoldOp::Term, FoldOp::Term, FoldOp::Combine] => count, // no intermediate result
-        _ => (SCRATCH / (depth * (P::WIDE + P::SIZE))).min(BLOCK / P::WIDE) / P::LANES * P::LANES,
-    };
-    let width = |wide| if P::MIXED && wide { P::WIDE } else { P::SIZE };
-    let slot = |height: usize, wide: bool| {
-        let narrow = if P::MIXED && wide { 0 } else { depth * block * P::WIDE };
-        Destination { ptr: scratch.wrapping_add(narrow + height * block * width(wide)), wide, finish: false }
-    };
-    let mut stack = [Source { ptr: std::ptr::null(), wide: false }; MAX_DEPTH];
-    let mut start = 0;
-    while start < count {
-        let n = block.min(count - start);
-        let out = Destination { ptr: dst.ptr.wrapping_add(start * width(dst.wide)), ..dst };
-        let (mut height, mut next, mut stored) = (0, 0, false);
-        for (i, op) in ops.iter().enumerate() {
-            let last = i + 1 == ops.len();
-            match op {
-                FoldOp::Term => {
-                    let term = terms[next];
-                    stack[height] = Source { ptr: term.ptr.wrapping_add(start * width(term.wide)), ..term };
-                    (height, next) = (height + 1, next + 1);
-                }
-                FoldOp::Combine => {
-                    height -= 1;
-                    let (a, b) = (stack[height - 1], stack[height]);
-                    let rounds = ops.get(i + 1) == Some(&FoldOp::Round);
-                    let to = if last { out } else { slot(height - 1, !rounds) };
-                    // SAFETY: operands are terms, by the caller's promise, or slots of `block` ≥ n elements that
-                    // were written; `to` is one operand's memory with the same width, or disjoint from both.
-                    unsafe {
-                        if last && divides {
-                            binary::<P, ThenDivide<O>>(params, a, b, to, n);
-                        } else {
-                            binary::<P, O>(params, a, b, to, n);
-                        }
-                    }
-                    stack[height - 1] = Source { ptr: to.ptr, wide: to.wide };
-                    stored = last;
-                }
-                FoldOp::Round => {
-                    let top = &mut stack[height - 1];
-                    if P::MIXED && top.wide {
-                        let to = slot(height - 1, false);
-                        // SAFETY: as above.
-                        unsafe { unary::<P>(params, Unary::Convert, *top, to, n) };
-                        *top = Source { ptr: to.ptr, wide: false };
-                    }
-                }
+    const { assert!(P::LANES * P::WIDE <= PACK) }
+    let rest = count % P::LANES;
+    let mut remaining = count / P::LANES;
+    let mut padded = MaybeUninit::<[[u8; PACK]; N]>::uninit();
+    let mut out = MaybeUninit::<[u8; PACK]>::uninit();
+    let mut end: *mut u8 = std::ptr::null_mut(); // where the rest goes, once the padded packs are being worked on
+    loop {
+        while remaining > 0 {
+            // SAFETY: a whole pack remains of each term, and in `dst`.
+            unsafe { one::<P, S, N, WIDE, WIDE_OUT>(params, &terms, dst) };
+            for i in 0..N {
+                terms[i] = terms[i].wrapping_add(P::LANES * width::<P>(is_wide(WIDE, i)));
+            }
+            dst = dst.wrapping_add(P::LANES * width::<P>(WIDE_OUT));
+            remaining -= 1;
+        }
+        if rest == 0 {
+            return;
+        }
+        if !end.is_null() {
+            // SAFETY: `rest` elements are left there, fewer than a pack.
+            unsafe { std::ptr::copy_nonoverlapping(out.as_ptr().cast(), end, rest * width::<P>(WIDE_OUT)) };
+            return;
+        }
+        padded.write([[0; PACK]; N]);
+        for i in 0..N {
+            let (bytes, pad) =
+                (rest * width::<P>(is_wide(WIDE, i)), padded.as_mut_ptr().cast::<[u8; PACK]>());
+            // SAFETY: `rest` elements remain, fewer than a pack; there are N padded packs.
+            unsafe {
+                let pad: *mut u8 = pad.add(i).cast();
+                std::ptr::copy_nonoverlapping(terms[i], pad, bytes);
+                terms[i] = pad;
             }
         }
-        if !stored {
-            let op = if divides { Unary::Divide } else { Unary::Convert };
-            // SAFETY: as above.
-            unsafe { unary::<P>(params, op, stack[0], out, n) };
+        (end, dst, remaining) = (dst, out.as_mut_ptr().cast(), 1);
+    }
+}
+
+/// One pack of [`each`]: everything is read before anything is written, so `dst` may be a term.
+#[inline(always)]
+unsafe fn one<P, S, const N: usize, const WIDE: u8, const WIDE_OUT: bool>(
+    params: Params,
+    terms: &[*const u8; N],
+    dst: *mut u8,
+) where
+    P: Pack,
+    S: Step<P::Vector, N>,
+{
+    // SAFETY: the caller has a whole pack at each pointer.
+    unsafe {
+        let mut vectors = [load::<P>(terms[0], is_wide(WIDE, 0)); N];
+        for i in 1..N {
+            vectors[i] = load::<P>(terms[i], is_wide(WIDE, i));
         }
-        start += n;
+        let v = S::apply(vectors, params);
+        if P::MIXED && WIDE_OUT { P::store_wide(dst, v) } else { P::store(dst, v) }
     }
 }
 
 #[inline(always)]
-unsafe fn binary<P: Pack, O: Op<P::Vector>>(
+unsafe fn load<P: Pack>(src: *const u8, wide: bool) -> P::Vector {
+    // SAFETY: the caller's promise.
+    unsafe { if P::MIXED && wide { P::load_wide(src) } else { P::load(src) } }
+}
+
+/// Bytes of the longest pack.
+pub(super) const PACK: usize = 128;
+
+/// See [`Functions::binary`].
+///
+/// # Safety
+/// See [`Functions`].
+#[inline(always)]
+pub(super) unsafe fn binary<P, O, const DIVIDES: bool>(
     params: Params,
-    a: Source,
-    b: Source,
+    terms: [Source; 2],
     dst: Destination,
     n: usize,
-) {
-    let (terms, f) = ([a.ptr, b.ptr], |[a, b]: [P::Vector; 2]| {
-        // SAFETY: the caller's promise.
-        unsafe { O::apply(a, b, params) }
-    });
-    let d = dst.ptr;
+) where
+    P: Pack<Vector: Numeric>,
+    O: Op<P::Vector>,
+{
+    // SAFETY: the caller's promise.
+    unsafe {
+        if DIVIDES && dst.finish {
+            binary_then::<P, ThenDivide<O>>(params, terms, dst, n);
+        } else {
+            binary_then::<P, O>(params, terms, dst, n);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn binary_then<P: Pack, O: Op<P::Vector>>(p: Params, [a, b]: [Source; 2], dst: Destination, n: usize) {
+    let (terms, d) = ([a.ptr, b.ptr], dst.ptr);
     // SAFETY: the caller's promise.
     unsafe {
         match (P::MIXED && a.wide, P::MIXED && b.wide, P::MIXED && dst.wide) {
-            (false, false, false) => each::<P, 2, false>(terms, [false, false], d, n, f),
-            (false, false, true) => each::<P, 2, true>(terms, [false, false], d, n, f),
-            (false, true, false) => each::<P, 2, false>(terms, [false, true], d, n, f),
-            (false, true, true) => each::<P, 2, true>(terms, [false, true], d, n, f),
-            (true, false, false) => each::<P, 2, false>(terms, [true, false], d, n, f),
-            (true, false, true) => each::<P, 2, true>(terms, [true, false], d, n, f),
-            (true, true, false) => each::<P, 2, false>(terms, [true, true], d, n, f),
-            (true, true, true) => each::<P, 2, true>(terms, [true, true], d, n, f),
+            (false, false, false) => each::<P, Balanced<O, O>, 2, 0b00, false>(p, terms, d, n),
+            (false, false, true) => each::<P, Balanced<O, O>, 2, 0b00, true>(p, terms, d, n),
+            (true, false, false) => each::<P, Balanced<O, O>, 2, 0b01, false>(p, terms, d, n),
+            (true, false, true) => each::<P, Balanced<O, O>, 2, 0b01, true>(p, terms, d, n),
+            (false, true, false) => each::<P, Balanced<O, O>, 2, 0b10, false>(p, terms, d, n),
+            (false, true, true) => each::<P, Balanced<O, O>, 2, 0b10, true>(p, terms, d, n),
+            (true, true, false) => each::<P, Balanced<O, O>, 2, 0b11, false>(p, terms, d, n),
+            (true, true, true) => each::<P, Balanced<O, O>, 2, 0b11, true>(p, terms, d, n),
         }
     }
 }
@@ -316,22 +337,22 @@ pub(super) unsafe fn unary<P: Pack<Vector: Numeric>>(
     // SAFETY: the caller's promise.
     unsafe {
         match op {
-            Unary::Convert => convert::<P>(src, dst, n, |v| v),
-            Unary::Divide => convert::<P>(src, dst, n, |v| v.divide(params.world_size)),
-            Unary::Scale => each::<P, 1, false>([src.ptr], [false], dst.ptr, n, |[v]| v.scale(params.factor)),
+            Unary::Convert => convert::<P, Keep>(params, src, dst, n),
+            Unary::Divide => convert::<P, Divide>(params, src, dst, n),
+            Unary::Scale => each::<P, Scale, 1, 0, false>(params, [src.ptr], dst.ptr, n),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn convert<P: Pack>(src: Source, dst: Destination, n: usize, f: impl Fn(P::Vector) -> P::Vector) {
+unsafe fn convert<P: Pack, S: Step<P::Vector, 1>>(params: Params, src: Source, dst: Destination, n: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         match (P::MIXED && src.wide, P::MIXED && dst.wide) {
-            (false, false) => each::<P, 1, false>([src.ptr], [false], dst.ptr, n, |[v]| f(v)),
-            (false, true) => each::<P, 1, true>([src.ptr], [false], dst.ptr, n, |[v]| f(v)),
-            (true, false) => each::<P, 1, false>([src.ptr], [true], dst.ptr, n, |[v]| f(v)),
-            (true, true) => each::<P, 1, true>([src.ptr], [true], dst.ptr, n, |[v]| f(v)),
+            (false, false) => each::<P, S, 1, 0, false>(params, [src.ptr], dst.ptr, n),
+            (false, true) => each::<P, S, 1, 0, true>(params, [src.ptr], dst.ptr, n),
+            (true, false) => each::<P, S, 1, 1, false>(params, [src.ptr], dst.ptr, n),
+            (true, true) => each::<P, S, 1, 1, true>(params, [src.ptr], dst.ptr, n),
         }
     }
 }

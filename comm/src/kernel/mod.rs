@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `pack` | a few elements in registers: the portable form, on arrays |
 //! | `avx2` | floats with AVX2 and F16C |
-//! | `evaluate` | the loops: a fold over packs, or over blocks that stay in the first-level cache |
+//! | `evaluate` | the loops over packs: one or two operands, balanced trees in one pass |
+//! | `blocks` | any fold, for a block of elements at a time |
 //! | `table` | which loop for which type, operation and processor |
 //!
 //! # What is promised
@@ -23,9 +24,11 @@
 //!   copy between equal widths, and a fold of one term with nothing to do, move bits as they are; widening may keep
 //!   or clear a NaN's signalling bit.
 #![allow(unsafe_code)] // reads and writes memory of types that are known only at run time
+#![allow(clippy::needless_range_loop)] // loops over a constant number of lanes, which have to unroll
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+mod blocks;
 mod evaluate;
 mod pack;
 mod table;
@@ -134,10 +137,10 @@ impl Kernel {
         unsafe {
             if terms.len() == 1 && fold.ops().len() == 1 {
                 self.unary(terms[0], dst, count);
-            } else if all_narrow && is_fused(fold.ops(), terms.len()) {
+            } else if all_narrow && is_balanced(fold.ops()) && (terms.len() == 2 || self.functions.fuses) {
                 (self.functions.tree)(self.params, terms, dst, count);
             } else {
-                (self.functions.blocks)(self.params, fold, terms, dst, count);
+                blocks::fold(self, fold, terms, dst, count);
             }
         }
     }
@@ -197,14 +200,13 @@ pub struct Unsupported {
     pub op: ReduceOp,
 }
 
-/// Whether `ops` is the balanced tree over 2, 3, 4 or 8 terms, for which there are loops in one pass.
-fn is_fused(ops: &[FoldOp], terms: usize) -> bool {
+/// Whether `ops` is the balanced tree over 2, 4 or 8 terms.
+fn is_balanced(ops: &[FoldOp]) -> bool {
     use FoldOp::{Combine as C, Term as T};
-    match terms {
-        2 => ops == [T, T, C],
-        3 => ops == [T, T, C, T, C],
-        4 => ops == [T, T, C, T, T, C, C],
-        8 => ops == [T, T, C, T, T, C, C, T, T, C, T, T, C, C, C],
+    match ops.len() {
+        3 => ops == [T, T, C],
+        7 => ops == [T, T, C, T, T, C, C],
+        15 => ops == [T, T, C, T, T, C, C, T, T, C, T, T, C, C, C],
         _ => false,
     }
 }

@@ -212,29 +212,31 @@ macro_rules! same_accumulator {
 same_accumulator! { i8 u8 i16 u16 i32 u32 i64 u64 f32 f64 }
 
 macro_rules! small_floats {
-    ($($t:ty => $widen:expr, $narrow:expr;)*) => {$(
+    ($($t:ty: $x:ident => $widen:expr, $wide:ident => $narrow:expr;)*) => {$(
         impl Convert for $t {
             type Wide = f32;
             #[inline(always)]
             fn widen(self) -> f32 {
-                $widen(self)
+                let $x = self;
+                $widen
             }
             #[inline(always)]
             fn narrow(wide: f32) -> $t {
-                $narrow(wide.canonical())
+                let $wide = wide.canonical();
+                $narrow
             }
         }
     )*};
 }
 
 small_floats! {
-    f16 => |x: f16| f16_to_f32(x.to_bits()), |x| f16::from_bits(f16_from_f32(x));
-    bf16 => |x: bf16| bf16_to_f32(x.to_bits()), |x| bf16::from_bits(bf16_from_f32(x));
-    F8E4M3 => F8E4M3::to_f32, |x| {
-        let rounded = F8E4M3::from_f32(x);
-        if rounded.0 == 0xff { F8E4M3::NAN } else { rounded }
+    f16: x => f16_to_f32(x.to_bits()), y => f16::from_bits(f16_from_f32(y));
+    bf16: x => bf16_to_f32(x.to_bits()), y => bf16::from_bits(bf16_from_f32(y));
+    F8E4M3: x => x.to_f32(), y => {
+        let rounded = F8E4M3::from_f32(y).0;
+        F8E4M3(if rounded == 0xff { 0x7f } else { rounded })
     };
-    F8E5M2 => F8E5M2::to_f32, F8E5M2::from_f32;
+    F8E5M2: x => x.to_f32(), y => F8E5M2::from_f32(y);
 }
 
 /// Elements on plain arrays of `L` accumulators; what the compiler makes of them depends on the function they are
@@ -255,13 +257,21 @@ impl<E: Convert, const L: usize> Pack for Portable<E, L> {
     unsafe fn load(src: *const u8) -> Self::Vector {
         // SAFETY: L elements may be read.
         let elements = unsafe { src.cast::<[E; L]>().read_unaligned() };
-        Lanes(elements.map(E::widen))
+        let mut out = [E::Wide::default(); L];
+        for i in 0..L {
+            out[i] = elements[i].widen();
+        }
+        Lanes(out)
     }
 
     #[inline(always)]
     unsafe fn store(dst: *mut u8, v: Self::Vector) {
+        let mut elements = [E::narrow(v.0[0]); L];
+        for i in 1..L {
+            elements[i] = E::narrow(v.0[i]);
+        }
         // SAFETY: L elements may be written.
-        unsafe { dst.cast::<[E; L]>().write_unaligned(v.0.map(E::narrow)) }
+        unsafe { dst.cast::<[E; L]>().write_unaligned(elements) }
     }
 
     #[inline(always)]
@@ -272,19 +282,12 @@ impl<E: Convert, const L: usize> Pack for Portable<E, L> {
 
     #[inline(always)]
     unsafe fn store_wide(dst: *mut u8, v: Self::Vector) {
-        // SAFETY: L accumulators may be written.
-        unsafe { dst.cast::<[E::Wide; L]>().write_unaligned(v.0.map(E::Wide::canonical)) }
-    }
-}
-
-impl<W: Scalar, const L: usize> Lanes<W, L> {
-    #[inline(always)]
-    fn zip(self, b: Self, f: impl Fn(W, W) -> W) -> Self {
-        let mut out = self;
-        for (x, y) in out.0.iter_mut().zip(b.0) {
-            *x = f(*x, y);
+        let mut out = v.0;
+        for x in &mut out {
+            *x = x.canonical();
         }
-        out
+        // SAFETY: L accumulators may be written.
+        unsafe { dst.cast::<[E::Wide; L]>().write_unaligned(out) }
     }
 }
 
@@ -293,14 +296,20 @@ macro_rules! lanewise {
         impl<W: $scalar, const L: usize> $trait for Lanes<W, L> {
             $(
                 #[inline(always)]
-                unsafe fn $binary(self, b: Self) -> Self {
-                    self.zip(b, W::$binary)
+                unsafe fn $binary(mut self, b: Self) -> Self {
+                    for i in 0..L {
+                        self.0[i] = self.0[i].$binary(b.0[i]);
+                    }
+                    self
                 }
             )*
             $($(
                 #[inline(always)]
-                unsafe fn $unary(self, by: $by) -> Self {
-                    self.zip(self, |x, _| x.$unary(by))
+                unsafe fn $unary(mut self, by: $by) -> Self {
+                    for i in 0..L {
+                        self.0[i] = self.0[i].$unary(by);
+                    }
+                    self
                 }
             )*)?
         }

@@ -13,20 +13,12 @@ pub(super) fn best(data_type: DataType, op: ReduceOp) -> Option<Functions> {
     #[cfg(target_arch = "x86_64")]
     if avx2::available() {
         return match data_type {
-            DataType::I8 => with_avx2::integer::<Portable<i8, 64>>(op),
-            DataType::U8 => with_avx2::integer::<Portable<u8, 64>>(op),
-            DataType::I16 => with_avx2::integer::<Portable<i16, 32>>(op),
-            DataType::U16 => with_avx2::integer::<Portable<u16, 32>>(op),
-            DataType::I32 => with_avx2::integer::<Portable<i32, 16>>(op),
-            DataType::U32 => with_avx2::integer::<Portable<u32, 16>>(op),
-            DataType::I64 => with_avx2::integer::<Portable<i64, 8>>(op),
-            DataType::U64 => with_avx2::integer::<Portable<u64, 8>>(op),
             DataType::F16 => with_avx2::float::<avx2::F16>(op),
             DataType::BF16 => with_avx2::float::<avx2::BF16>(op),
             DataType::F32 => with_avx2::float::<avx2::F32>(op),
-            DataType::F64 => with_avx2::float::<Portable<f64, 8>>(op),
             DataType::F8E4M3 => with_avx2::float::<avx2::F8E4M3>(op),
             DataType::F8E5M2 => with_avx2::float::<avx2::F8E5M2>(op),
+            other => with_avx2::native(other, op),
         };
     }
     portable(data_type, op)
@@ -35,32 +27,24 @@ pub(super) fn best(data_type: DataType, op: ReduceOp) -> Option<Functions> {
 /// The loops that every processor runs; nothing when the operation is not defined for the type.
 pub(super) fn portable(data_type: DataType, op: ReduceOp) -> Option<Functions> {
     match data_type {
-        DataType::I8 => any::integer::<Portable<i8, 32>>(op),
-        DataType::U8 => any::integer::<Portable<u8, 32>>(op),
-        DataType::I16 => any::integer::<Portable<i16, 16>>(op),
-        DataType::U16 => any::integer::<Portable<u16, 16>>(op),
-        DataType::I32 => any::integer::<Portable<i32, 8>>(op),
-        DataType::U32 => any::integer::<Portable<u32, 8>>(op),
-        DataType::I64 => any::integer::<Portable<i64, 4>>(op),
-        DataType::U64 => any::integer::<Portable<u64, 4>>(op),
         DataType::F16 => any::float::<Portable<f16, 8>>(op),
         DataType::BF16 => any::float::<Portable<bf16, 8>>(op),
         DataType::F32 => any::float::<Portable<f32, 8>>(op),
-        DataType::F64 => any::float::<Portable<f64, 4>>(op),
         DataType::F8E4M3 => any::float::<Portable<F8E4M3, 8>>(op),
         DataType::F8E5M2 => any::float::<Portable<F8E5M2, 8>>(op),
+        other => any::native(other, op),
     }
 }
 
-/// The loops, compiled for one set of processor features.
+/// The loops, compiled for one set of processor features. Sums, products and bits are the same for signed and
+/// unsigned integers, so they are compiled once.
 macro_rules! instantiate {
-    ($module:ident $(, $features:literal)?) => {
+    ($module:ident, fuses: $fuses:literal $(, $features:literal)?) => {
         mod $module {
             use super::super::evaluate::{self, Add, And, Max, Min, Multiply, Op, Or, Xor};
             use super::super::pack::{Bits, Numeric, Pack};
             use super::super::{Destination, Source};
-            use super::{Functions, Params, ReduceOp, Unary};
-            use crate::fold::Fold;
+            use super::{DataType, Functions, Params, Portable, ReduceOp, Unary};
 
             $(#[target_feature(enable = $features)])?
             unsafe fn tree<P: Pack<Vector: Numeric>, O: Op<P::Vector>, const DIVIDES: bool>(
@@ -70,19 +54,18 @@ macro_rules! instantiate {
                 count: usize,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { evaluate::tree::<P, O, DIVIDES>(params, terms, dst, count) }
+                unsafe { evaluate::tree::<P, O, DIVIDES, $fuses>(params, terms, dst, count) }
             }
 
             $(#[target_feature(enable = $features)])?
-            unsafe fn blocks<P: Pack<Vector: Numeric>, O: Op<P::Vector>, const DIVIDES: bool>(
+            unsafe fn binary<P: Pack<Vector: Numeric>, O: Op<P::Vector>, const DIVIDES: bool>(
                 params: Params,
-                fold: &Fold,
-                terms: &[Source],
+                terms: [Source; 2],
                 dst: Destination,
                 count: usize,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { evaluate::blocks::<P, O, DIVIDES>(params, fold, terms, dst, count) }
+                unsafe { evaluate::binary::<P, O, DIVIDES>(params, terms, dst, count) }
             }
 
             $(#[target_feature(enable = $features)])?
@@ -98,7 +81,12 @@ macro_rules! instantiate {
             }
 
             fn of<P: Pack<Vector: Numeric>, O: Op<P::Vector>, const DIVIDES: bool>() -> Functions {
-                Functions { tree: tree::<P, O, DIVIDES>, blocks: blocks::<P, O, DIVIDES>, unary: unary::<P> }
+                Functions {
+                    tree: tree::<P, O, DIVIDES>,
+                    binary: binary::<P, O, DIVIDES>,
+                    unary: unary::<P>,
+                    fuses: $fuses,
+                }
             }
 
             pub(super) fn float<P: Pack<Vector: Numeric>>(op: ReduceOp) -> Option<Functions> {
@@ -112,18 +100,44 @@ macro_rules! instantiate {
                 }
             }
 
-            pub(super) fn integer<P: Pack<Vector: Numeric + Bits>>(op: ReduceOp) -> Option<Functions> {
-                match op {
-                    ReduceOp::BitAnd => Some(of::<P, And, false>()),
-                    ReduceOp::BitOr => Some(of::<P, Or, false>()),
-                    ReduceOp::BitXor => Some(of::<P, Xor, false>()),
-                    number => float::<P>(number),
+            /// `P` is `Unsigned`, or the signed type of its size.
+            fn integer<P, Unsigned>(op: ReduceOp) -> Option<Functions>
+            where
+                P: Pack<Vector: Numeric>,
+                Unsigned: Pack<Vector: Numeric + Bits>,
+            {
+                let mut functions = match op {
+                    ReduceOp::Sum | ReduceOp::PreMulSum(_) => of::<Unsigned, Add, false>(),
+                    ReduceOp::Avg => of::<P, Add, true>(),
+                    ReduceOp::Product => of::<Unsigned, Multiply, false>(),
+                    ReduceOp::Min => of::<P, Min, false>(),
+                    ReduceOp::Max => of::<P, Max, false>(),
+                    ReduceOp::BitAnd => of::<Unsigned, And, false>(),
+                    ReduceOp::BitOr => of::<Unsigned, Or, false>(),
+                    ReduceOp::BitXor => of::<Unsigned, Xor, false>(),
+                };
+                functions.unary = unary::<P>;
+                Some(functions)
+            }
+
+            pub(super) fn native(data_type: DataType, op: ReduceOp) -> Option<Functions> {
+                match data_type {
+                    DataType::I8 => integer::<Portable<i8, 32>, Portable<u8, 32>>(op),
+                    DataType::U8 => integer::<Portable<u8, 32>, Portable<u8, 32>>(op),
+                    DataType::I16 => integer::<Portable<i16, 16>, Portable<u16, 16>>(op),
+                    DataType::U16 => integer::<Portable<u16, 16>, Portable<u16, 16>>(op),
+                    DataType::I32 => integer::<Portable<i32, 8>, Portable<u32, 8>>(op),
+                    DataType::U32 => integer::<Portable<u32, 8>, Portable<u32, 8>>(op),
+                    DataType::I64 => integer::<Portable<i64, 4>, Portable<u64, 4>>(op),
+                    DataType::U64 => integer::<Portable<u64, 4>, Portable<u64, 4>>(op),
+                    DataType::F64 => float::<Portable<f64, 4>>(op),
+                    _ => unreachable!("{data_type} has a pack of its own"),
                 }
             }
         }
     };
 }
 
-instantiate!(any);
+instantiate!(any, fuses: false);
 #[cfg(target_arch = "x86_64")]
-instantiate!(with_avx2, "avx2,f16c");
+instantiate!(with_avx2, fuses: true, "avx2,f16c");

@@ -3,17 +3,18 @@
 //! Ranks are numbered by *position*: host after host, ascending inside a host (the order of the terms of
 //! [`Layout::canonical`]). Every subtree is a range of positions.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::{Layout, Space, Term};
 use crate::fold::split_point;
 
 /// The canonical tree of a layout.
-pub(super) struct Canonical {
+pub(super) struct Canonical<'a> {
     /// The rank at each position.
-    pub(super) order: Vec<u32>,
+    pub(super) order: &'a [u32],
     /// Where each host starts, and the end.
-    hosts: Vec<usize>,
+    hosts: Cow<'a, [usize]>,
 }
 
 /// An inner node: the values of two neighbouring subtrees become one.
@@ -45,23 +46,14 @@ pub(super) enum Form {
     Whole,
 }
 
-impl Canonical {
-    pub(super) fn new(layout: &Layout) -> Canonical {
-        let mut hosts = vec![0];
-        for (i, ranks) in layout.hosts().iter().enumerate() {
-            hosts.push(hosts[i] + ranks.len());
-        }
-        Canonical { order: layout.hosts().concat(), hosts }
+impl<'a> Canonical<'a> {
+    pub(super) fn new(layout: &'a Layout) -> Canonical<'a> {
+        Canonical { order: layout.order(), hosts: layout.starts().into() }
     }
 
-    /// `n` ranks in the order of their numbers, where nothing is reduced and hosts do not matter.
-    pub(super) fn flat(n: usize) -> Canonical {
-        Canonical { order: (0..n as u32).collect(), hosts: vec![0, n] }
-    }
-
-    /// Where `rank` is.
-    pub(super) fn position(&self, rank: usize) -> usize {
-        self.order.iter().position(|&r| r as usize == rank).expect("the layout holds every rank")
+    /// Positions only, on one host: where nothing is reduced and hosts do not matter.
+    pub(super) fn flat(n: usize) -> Canonical<'static> {
+        Canonical { order: &[], hosts: vec![0, n].into() }
     }
 
     /// The joins that position `at` is in, from its leaf to the root.
@@ -87,7 +79,7 @@ impl Canonical {
     /// How the value of a subtree is held.
     pub(super) fn form(&self, members: &Range<usize>) -> Form {
         let host = self.hosts.partition_point(|&start| start <= members.start) - 1;
-        if members.len() == self.order.len() {
+        if members.len() == self.hosts[self.hosts.len() - 1] {
             Form::Whole
         } else if members.len() == 1 {
             Form::Raw
@@ -154,7 +146,8 @@ mod tests {
 
     #[test]
     fn paths_follow_the_canonical_fold() {
-        let tree = Canonical::new(&Layout::new(&[0, 0, 1, 0, 2, 2]));
+        let layout = Layout::new(&[0, 0, 1, 0, 2, 2]);
+        let tree = Canonical::new(&layout);
         assert_eq!(tree.order, [0, 1, 3, 2, 4, 5]);
         let join = |left, right| Join { left, right };
         assert_eq!(tree.path(1), [join(0..1, 1..2), join(0..2, 2..3), join(0..3, 3..4), join(0..4, 4..6)]);

@@ -17,6 +17,9 @@ pub struct DoubleTree;
 /// Pieces of each half, so that programs stay small.
 const MOST_PIECES: usize = 256;
 
+/// Pieces that may go up beyond those that fill the tree, so that a late piece does not stop those behind it.
+const SLACK: usize = 4;
+
 impl Algorithm for DoubleTree {
     fn name(&self) -> &'static str {
         "dbtree"
@@ -42,20 +45,21 @@ impl Algorithm for DoubleTree {
 }
 
 fn one_tree<'a>(shape: &'a Shape, rank: usize, halves: &Parts, half: usize) -> Lane<'a> {
-    let order = shape.layout.hosts().concat();
+    let order = shape.layout.order();
     let n = order.len();
-    let position = order.iter().position(|&r| r as usize == rank).expect("the layout holds every rank");
-    let node = renumber(half, position, n);
+    let node = renumber(half, shape.layout.position(rank), n);
     let rank_of = |node: usize| order[position_of(half, node, n)];
     let up = parent(node, n).map(rank_of);
-    let down: Vec<u32> = (0..n).filter(|&child| parent(child, n) == Some(node)).map(rank_of).collect();
+    let down: Vec<u32> = children(node, n).map(rank_of).collect();
     let depth = std::iter::successors(parent(node, n), |&node| parent(node, n)).count();
 
     let mut lane = Lane::new(shape, rank);
     let (input, output) = (halves.span(Space::Input, half), halves.span(Space::Output, half));
     let all: Vec<_> = pieces(input.len, shape.piece, MOST_PIECES).collect();
     // A piece needs `depth` steps to the root and as many back: meanwhile the following ones go up.
-    let lag = if up.is_some() { 2 * depth } else { 0 };
+    // Never a deadlock: ordered by `piece + height - depth` for going up, `piece + height + lag - depth` for
+    // going down, everything waits for what comes before it.
+    let lag = if up.is_some() { 2 * depth + SLACK } else { 0 };
     for step in 0..all.len() + lag {
         if let Some(piece) = all.get(step) {
             let mut value = input.slice(piece);
@@ -107,6 +111,12 @@ fn parent(node: usize, n: usize) -> Option<usize> {
     Some(if parent < n { parent } else { node ^ lowest })
 }
 
+/// The nodes whose parent is `node`: at a distance of a power of two.
+fn children(node: usize, n: usize) -> impl Iterator<Item = usize> {
+    let near = (0..n.ilog2() + 1).map(|k| 1 << k).flat_map(move |by| [node.checked_sub(by), Some(node + by)]);
+    near.flatten().filter(move |&child| child < n && parent(child, n) == Some(node))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,7 +125,10 @@ mod tests {
     fn trees_are_binary_and_low() {
         for n in 2..200 {
             for node in 0..n {
-                let children: Vec<_> = (0..n).filter(|&c| parent(c, n) == Some(node)).collect();
+                let mut children: Vec<_> = children(node, n).collect();
+                children.sort_unstable();
+                let all: Vec<_> = (0..n).filter(|&c| parent(c, n) == Some(node)).collect();
+                assert_eq!(children, all);
                 assert!(children.len() <= 2, "{n} {node}");
                 assert!(node % 2 == 0 || children.is_empty(), "odd nodes are leaves");
                 let depth = std::iter::successors(parent(node, n), |&node| parent(node, n)).count();

@@ -39,7 +39,7 @@ impl Algorithm for Doubling {
 
 fn all_reduce(lane: &mut Lane<'_>, shape: &Shape, rank: usize) {
     let tree = Canonical::new(&shape.layout);
-    let at = tree.position(rank);
+    let at = shape.layout.position(rank);
     let path = tree.path(at);
     let len = shape.counts.part(0);
     let mut held = Span::input(0, len);

@@ -40,7 +40,7 @@ impl Algorithm for Halving {
             return lane.finish();
         }
         let tree = Canonical::new(&shape.layout);
-        let at = tree.position(rank);
+        let at = shape.layout.position(rank);
         let parts = Parts::split(shape.counts.part(0), n);
         let mut rounds = Vec::new();
         let mut held = Form::Raw;

@@ -19,9 +19,10 @@
 //! | file | what |
 //! |---|---|
 //! | [`buffers`] | lengths and aliasing of a rank's buffers; cutting into parts and pieces |
+//! | [`layout`] | which ranks share a host; the canonical order |
 //! | [`hazards`](mod@hazards) | which messages must have been consumed before an instruction may write |
 //! | [`verify`](mod@verify) | proves that a schedule does what its collective promises |
-//! | [`direct`], [`ring`], [`doubling`], [`halving`], [`tree`], [`dbtree`], [`bruck`] | the algorithms, one a file |
+//! | [`direct`], [`hierarchical`], [`ring`], [`doubling`], [`halving`], [`tree`], [`dbtree`], [`bruck`] | the algorithms, one a file |
 
 use std::sync::Arc;
 
@@ -33,12 +34,15 @@ pub mod direct;
 pub mod doubling;
 pub mod halving;
 pub mod hazards;
+pub mod hierarchical;
 mod lane;
+pub mod layout;
 pub mod ring;
 pub mod tree;
 pub mod verify;
 
-pub use hazards::{Waits, hazards};
+pub use hazards::{Wait, Waits, hazards};
+pub use layout::Layout;
 pub use verify::{Fault, Report, verify};
 
 use crate::fold::Fold;
@@ -262,58 +266,6 @@ impl Counts {
     }
 }
 
-/// Which ranks share a host. Hosts are ordered by their lowest rank; ranks of a host are ascending.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Layout {
-    hosts: Vec<Vec<u32>>,
-    host_of: Vec<u32>,
-}
-
-impl Layout {
-    /// From a host number for each rank (any numbers; only equality matters).
-    pub fn new<H: PartialEq>(host_of_rank: &[H]) -> Layout {
-        let mut firsts: Vec<usize> = Vec::new();
-        let mut hosts: Vec<Vec<u32>> = Vec::new();
-        let mut host_of = Vec::with_capacity(host_of_rank.len());
-        for (rank, host) in host_of_rank.iter().enumerate() {
-            let at = firsts.iter().position(|&f| host_of_rank[f] == *host).unwrap_or_else(|| {
-                firsts.push(rank);
-                hosts.push(Vec::new());
-                hosts.len() - 1
-            });
-            hosts[at].push(rank as u32);
-            host_of.push(at as u32);
-        }
-        Layout { hosts, host_of }
-    }
-
-    /// All ranks on one host.
-    pub fn single_host(world_size: usize) -> Layout {
-        Layout::new(&vec![0; world_size])
-    }
-
-    /// The ranks of each host.
-    pub fn hosts(&self) -> &[Vec<u32>] {
-        &self.hosts
-    }
-
-    /// The index of the host that `rank` is on.
-    pub fn host_of(&self, rank: usize) -> usize {
-        self.host_of[rank] as usize
-    }
-
-    /// Number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.host_of.len()
-    }
-
-    /// The reproducible order over all ranks: the fold, and which rank is which of its terms.
-    pub fn canonical(&self) -> (Fold, Vec<u32>) {
-        let sizes: Vec<_> = self.hosts.iter().map(Vec::len).collect();
-        (Fold::canonical(&sizes), self.hosts.concat())
-    }
-}
-
 /// Whether results must follow the reproducible order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Reduction {
@@ -368,6 +320,7 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
     &[
         &direct::OneShot,
         &direct::Direct,
+        &hierarchical::Hierarchical,
         &doubling::Doubling,
         &halving::Halving,
         &tree::Tree,

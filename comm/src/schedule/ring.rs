@@ -59,16 +59,14 @@ struct Place<'a> {
     shape: &'a Shape,
     rank: usize,
     /// The ring.
-    order: Vec<u32>,
+    order: &'a [u32],
     /// This rank's index in it.
     at: usize,
 }
 
 impl<'a> Place<'a> {
     fn new(shape: &'a Shape, rank: usize) -> Place<'a> {
-        let order = shape.layout.hosts().concat();
-        let at = order.iter().position(|&r| r as usize == rank).expect("the layout holds every rank");
-        Place { shape, rank, order, at }
+        Place { shape, rank, order: shape.layout.order(), at: shape.layout.position(rank) }
     }
 
     /// The rank `steps` places before this one.
@@ -138,7 +136,7 @@ impl<'a> Place<'a> {
     /// How many places after the root.
     fn distance(&self) -> usize {
         let n = self.order.len();
-        let root = self.order.iter().position(|&r| r == self.shape.root).expect("the root is a rank");
+        let root = self.shape.layout.position(self.shape.root as usize);
         (self.at + n - root) % n
     }
 

@@ -72,7 +72,7 @@ enum Child {
 impl Node {
     fn new(shape: &Shape, rank: usize) -> Node {
         let tree = Canonical::new(&shape.layout);
-        let (at, root) = (tree.position(rank), tree.position(shape.root as usize));
+        let (at, root) = (shape.layout.position(rank), shape.layout.position(shape.root as usize));
         let leader = |members: &Range<usize>| if members.contains(&root) { root } else { members.start };
         let (mut parent, mut children) = (None, Vec::new());
         let (mut terms, mut ops) = (VecDeque::from([Child::Own]), VecDeque::from([FoldOp::Term]));

@@ -79,7 +79,13 @@ impl Door {
     }
 
     fn push(&self, arrival: Result<Arrival>) {
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(arrival);
+        {
+            let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+            // One error is enough until somebody reads it: running out of descriptors repeats itself.
+            if arrival.is_ok() || arrived.iter().all(|a| a.is_ok()) {
+                arrived.push(arrival);
+            }
+        }
         self.any.store(true, Ordering::Release);
         let _ = self.waker.wake();
     }

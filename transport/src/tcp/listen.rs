@@ -149,4 +149,11 @@ mod tests {
         let e = Listening::open(&config).unwrap_err().to_string();
         assert!(e.contains("ND_SOCKET_IFNAME==nosuch0") && e.contains("lo ("), "{e}");
     }
+
+    #[test]
+    fn running_out_of_descriptors_names_the_limit() {
+        let e = descriptors("connecting to rank 3", io::Error::from_raw_os_error(libc::EMFILE)).to_string();
+        assert!(e.contains("connecting to rank 3: open files: needs 2 per peer"), "{e}");
+        assert!(e.contains("the limit is") && e.contains("ulimit -n"), "{e}");
+    }
 }

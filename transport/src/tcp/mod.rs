@@ -129,7 +129,7 @@ impl Tcp {
         let filter = Filter::parse(&config.interfaces);
         let link = |(slot, &peer): (usize, &usize)| {
             let card = &cards[peer];
-            let same_host = card.host == cards[me].host;
+            let same_host = card.network == cards[me].network;
             let ways = candidates(&listening.interfaces, &filter, config.family, &card.tcp, same_host);
             let cost = cost(&listening.interfaces, ways.first(), same_host);
             Arc::new(TcpLink::new(
@@ -391,10 +391,10 @@ impl Drop for Tcp {
             self.farewell(&mut inbox);
         }
         for link in &self.links {
-            if let Some(out) = link.out().take() {
-                if !self.forked.since() {
-                    out.close();
-                }
+            // In a child after fork the connections are the parent's: only our copies of the descriptors go.
+            match link.out().take() {
+                Some(out) if !self.forked.since() => out.close(),
+                _ => {}
             }
             link.forget();
         }

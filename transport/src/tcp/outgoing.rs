@@ -46,7 +46,7 @@ const TURN: usize = 4 << 20;
 
 impl Outgoing {
     pub fn new(stream: TcpStream) -> Outgoing {
-        Outgoing { stream, pending: Pending::default(), back: Decoder::new() }
+        Outgoing { stream, pending: Pending::default(), back: Decoder::default() }
     }
 
     /// Hands waiting bytes to the kernel: how many, and whether it would take no more.

@@ -23,6 +23,8 @@ pub struct Pending {
     pieces: VecDeque<Piece>,
 }
 
+// Inline, so that waiting allocates nothing once the queue has grown.
+#[allow(clippy::large_enum_variant)]
 enum Piece {
     Copied { bytes: [u8; COPY], first: u16, end: u16 },
     Lent { ptr: *const u8, len: usize },
@@ -92,8 +94,10 @@ impl Pending {
     /// As [`crate::Link::put`]: every part is valid; those beyond [`INLINE_PART`] bytes stay so until they were sent
     /// or [`Pending::clear`] was called.
     pub unsafe fn put(&mut self, fd: BorrowedFd<'_>, head: &[u8; HEAD], parts: &[Part]) -> io::Result<usize> {
+        let idle = self.is_empty();
+        let at_once = idle && parts.len() < PIECES;
         let mut sent = 0;
-        if self.is_empty() && parts.len() < PIECES {
+        if at_once {
             let mut vectors = Vectors::new();
             vectors.push(Part::of(head));
             parts.iter().for_each(|&p| vectors.push(p));
@@ -122,7 +126,8 @@ impl Pending {
                 Piece::copied(unsafe { std::slice::from_raw_parts(rest.ptr, rest.len) })
             });
         }
-        Ok(sent)
+        // Too many parts for one call: the first of them go now, the rest with the next progress.
+        if idle && !at_once { self.flush(fd) } else { Ok(sent) }
     }
 
     /// Hands over what the kernel takes now; 0 if it takes nothing.

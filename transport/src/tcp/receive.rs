@@ -45,7 +45,7 @@ pub struct Incoming {
 
 impl Incoming {
     pub fn new(stream: TcpStream) -> Incoming {
-        Incoming { stream, decoder: Decoder::new(), ready: true, used: false, large: false }
+        Incoming { stream, decoder: Decoder::default(), ready: true, used: false, large: false }
     }
 
     /// Whether anything was ever received.

@@ -107,12 +107,14 @@ pub struct Decoder {
     gone: bool,
 }
 
-impl Decoder {
+impl Default for Decoder {
     /// At the start of a connection.
-    pub fn new() -> Decoder {
+    fn default() -> Decoder {
         Decoder { head: [0; HEAD], have: 0, payload: None, gone: false }
     }
+}
 
+impl Decoder {
     /// What comes next in `input`; takes it off the front.
     #[inline]
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Step<'a>, Malformed> {
@@ -205,9 +207,12 @@ mod tests {
         Put { len, at, signal: signal.map(|(at, value)| Signal { at, value }) }
     }
 
+    /// The puts with their payload, and whether a goodbye came.
+    type Decoded = (Vec<(Put, Vec<u8>)>, bool);
+
     /// Feeds `pieces`, checks the order of steps, and gives the puts with their payload.
-    fn decode(pieces: &[&[u8]], direct: usize) -> Result<(Vec<(Put, Vec<u8>)>, bool), Malformed> {
-        let mut decoder = Decoder::new();
+    fn decode(pieces: &[&[u8]], direct: usize) -> Result<Decoded, Malformed> {
+        let mut decoder = Decoder::default();
         let (mut puts, mut gone, mut payload) = (vec![], false, vec![]);
         for piece in pieces {
             let mut input = *piece;

@@ -32,6 +32,16 @@ pub enum Fault {
     /// The algorithm does not claim to support this shape.
     #[error("{0} does not support this shape")]
     Unsupported(&'static str),
+    /// A shape or a program is missing or too many.
+    #[error("{shapes} shapes and {programs} programs for {ranks} ranks: give one of each for every rank")]
+    Ranks {
+        /// The world size.
+        ranks: usize,
+        /// The shapes.
+        shapes: usize,
+        /// The programs.
+        programs: usize,
+    },
     /// More lanes than executors serve.
     #[error("rank {rank} has {lanes} lanes, at most {} are allowed", super::super::MAX_LANES)]
     TooManyLanes {
@@ -122,7 +132,7 @@ pub enum Fault {
     #[error("deadlock: {}", list(.0))]
     Deadlock(Vec<Blocked>),
     /// Messages that nobody receives.
-    #[error("rank {from} sent rank {to} {messages} messages in lane {lane} that it never receives")]
+    #[error("rank {to} never receives {messages} of the messages that rank {from} sent it in lane {lane}")]
     Unconsumed {
         /// The sender.
         from: usize,
@@ -180,6 +190,6 @@ impl fmt::Display for Blocked {
 
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}[{}..{}]", self.space, self.start, self.start + self.len)
+        write!(f, "{:?}[{}..{}]", self.space, self.start, self.start.saturating_add(self.len))
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::super::hazards::{Waits, hazards};
+use super::super::hazards::{Posted, Wait, Waits, hazards};
 use super::super::{Collective, Instruction, Program, Shape, Space, Span, Term};
 use super::Report;
 use super::fault::{At, Blocked, Fault};
@@ -32,12 +32,12 @@ struct Channel {
 struct Lane {
     next: usize,
     chain: u64,
-    /// Which ranks have entered the collective, as far as this lane knows.
+    /// Which ranks have entered the barrier, as far as this lane knows; empty in other collectives.
     heard: Vec<bool>,
-    /// Messages that may still be unconsumed: receiver, number, span.
-    posted: Vec<(u32, u64, Span)>,
+    /// Messages that may still be unconsumed.
+    posted: Posted,
     sent: HashMap<u32, u64>,
-    waits: Vec<Vec<Waits>>,
+    waits: Vec<Waits>,
 }
 
 /// All ranks.
@@ -73,12 +73,15 @@ impl<'a> Machine<'a> {
             if shape.collective == Collective::Barrier && program.scratch > 0 {
                 machine.store(rank, Span::scratch(0, program.scratch), &[whole(program.scratch)]);
             }
-            let heard: Vec<bool> = (0..n).map(|other| other == rank).collect();
+            let heard: Vec<bool> = match shape.collective {
+                Collective::Barrier => (0..n).map(|other| other == rank).collect(),
+                _ => Vec::new(),
+            };
             let lane = |waits| Lane {
                 next: 0,
                 chain: 0,
                 heard: heard.clone(),
-                posted: Vec::new(),
+                posted: Posted::default(),
                 sent: HashMap::new(),
                 waits,
             };
@@ -136,30 +139,25 @@ impl<'a> Machine<'a> {
 
     /// The next instruction of a lane, if it has not ended.
     fn at(&self, rank: usize, lane: usize) -> Option<(At, &'a Instruction)> {
+        // A message can name a lane that its receiver does not have.
+        let code: &'a [Instruction] = self.programs[rank].lanes.get(lane)?;
         let instruction = self.lanes[rank][lane].next;
-        let code: &'a [Instruction] = &self.programs[rank].lanes[lane];
         code.get(instruction).map(|next| (At { rank, lane, instruction }, next))
     }
 
     /// What the next instruction of a lane waits for.
     fn blocked(&self, rank: usize, lane: usize) -> Option<Blocked> {
         let (at, instruction) = self.at(rank, lane)?;
-        let mut needed: HashMap<u32, usize> = HashMap::new();
-        match instruction {
-            Instruction::Recv { from, .. } => *needed.entry(*from).or_default() += 1,
-            Instruction::RecvReduce { terms, .. } => {
-                for term in terms {
-                    if let Term::From { rank, .. } = term {
-                        *needed.entry(*rank).or_default() += 1;
-                    }
-                }
-            }
-            Instruction::Send { .. } | Instruction::Copy { .. } => {}
-        }
+        let mut needed: Vec<u32> = match instruction {
+            Instruction::Recv { from, .. } => vec![*from],
+            Instruction::RecvReduce { terms, .. } => terms.iter().filter_map(sender).collect(),
+            Instruction::Send { .. } | Instruction::Copy { .. } => Vec::new(),
+        };
+        needed.sort_unstable();
         let here =
             |from: u32| self.channels.get(&(from as usize, rank as u32, lane)).map_or(0, |c| c.waiting.len());
         let missing =
-            needed.iter().filter(|(from, count)| here(**from) < **count).map(|(from, _)| *from).min();
+            needed.chunk_by(|a, b| a == b).find(|same| here(same[0]) < same.len()).map(|same| same[0]);
         if let Some(on) = missing {
             return Some(Blocked { at, on, consume: false });
         }
@@ -220,7 +218,8 @@ impl<'a> Machine<'a> {
     fn post(&mut self, rank: usize, lane: usize, to: u32, src: Span, value: Vec<Run>) {
         let sender = &mut self.lanes[rank][lane];
         let number = sender.sent.entry(to).or_default();
-        sender.posted.push((to, *number, src));
+        let place = self.shapes[rank].place(rank, src);
+        sender.posted.add(place, src.len, Wait { lane, to, message: *number });
         *number += 1;
         let wide = src.space == Space::Partial;
         let message =
@@ -258,11 +257,20 @@ impl<'a> Machine<'a> {
 
     /// That nobody is still reading what is about to be written: checks [`hazards`] itself.
     fn unread(&mut self, at: At, dst: Span) -> Result<(), Fault> {
-        let mut posted = std::mem::take(&mut self.lanes[at.rank][at.lane].posted);
-        posted.retain(|(to, number, _)| self.consumed(at.rank, at.lane, *to) <= *number);
-        let hit = posted.iter().find(|(_, _, src)| self.shapes[at.rank].overlap(at.rank, *src, dst));
-        let hit = hit.map(|(to, ..)| Fault::Hazard { at, to: *to });
-        self.lanes[at.rank][at.lane].posted = posted;
-        hit.map_or(Ok(()), Err)
+        let lane = &mut self.lanes[at.rank][at.lane];
+        let consumed = |message: &Wait| {
+            let channel = self.channels.get(&(at.rank, message.to, at.lane));
+            channel.is_some_and(|channel| message.message < channel.consumed)
+        };
+        let place = self.shapes[at.rank].place(at.rank, dst);
+        let hit = lane.posted.overlapping(place, dst.len, consumed).first().map(|wait| wait.to);
+        hit.map_or(Ok(()), |to| Err(Fault::Hazard { at, to }))
+    }
+}
+
+fn sender(term: &Term) -> Option<u32> {
+    match term {
+        Term::From { rank, .. } => Some(*rank),
+        Term::Own(_) => None,
     }
 }

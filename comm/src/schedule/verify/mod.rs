@@ -44,6 +44,10 @@ pub fn verify(algorithm: &dyn Algorithm, shapes: &[Shape]) -> Result<Report, Fau
 
 /// Verifies programs, one for each rank; `reproducible`: whether reductions must follow the canonical order.
 pub fn verify_programs(shapes: &[Shape], programs: &[Program], reproducible: bool) -> Result<Report, Fault> {
+    let ranks = shapes.first().map_or(0, Shape::world_size);
+    if ranks == 0 || shapes.len() != ranks || programs.len() != ranks {
+        return Err(Fault::Ranks { ranks, shapes: shapes.len(), programs: programs.len() });
+    }
     for (rank, (program, shape)) in programs.iter().zip(shapes).enumerate() {
         check::check(program, shape, rank)?;
     }

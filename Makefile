@@ -1,0 +1,27 @@
+# `make bench` runs the main job, `make test` everything that must hold. Both install what they need first.
+
+CARGO ?= cargo
+BENCH ?= allreduce
+
+.PHONY: bench test setup check unit docs
+
+bench: setup
+	$(CARGO) run --release --quiet -p nd-tools --bin nd-bench -- $(BENCH) -b 8 -e 64M -f 8
+
+test: setup check docs unit
+
+setup:
+	@scripts/setup
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+docs:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+# The commands are tested as they are shipped: optimised.
+unit:
+	@rm -f target/skipped.txt
+	ND_SKIPPED=$(CURDIR)/target/skipped.txt $(CARGO) test --workspace --release --locked
+	@if [ -s target/skipped.txt ]; then sort -u target/skipped.txt; fi

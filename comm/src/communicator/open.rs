@@ -1,0 +1,149 @@
+//! How a communicator comes to be: rendezvous, links, settings.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use nd_transport::secure::Secret;
+use nd_transport::{Card, Endpoint, Opening};
+
+use super::Communicator;
+use crate::choose::Chooser;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::exec::layout;
+use crate::launch::Launch;
+use crate::rendezvous::{Joined, Meeting, UniqueId, join_with};
+use crate::schedule::{self, Collective};
+
+impl Communicator {
+    /// The world that a launcher started this process in: `nd-run`, torchrun, mpirun, srun, an indexed Kubernetes
+    /// Job. Settings come from the environment.
+    ///
+    /// # Errors
+    /// When no launcher's variables are there or they contradict each other, and as for [`Communicator::new`].
+    pub fn from_env() -> Result<Communicator> {
+        let config = Config::from_env()?;
+        Communicator::from_launch(&Launch::from_env()?, &config)
+    }
+
+    /// As [`Communicator::from_env`], with the launcher's word and the settings given.
+    pub fn from_launch(launch: &Launch, config: &Config) -> Result<Communicator> {
+        Communicator::open(Meeting::from(launch), launch.rank, launch.world_size, config)
+    }
+
+    /// Rank `rank` of `world_size`, all of whom were given the same `id`.
+    ///
+    /// # Errors
+    /// When not all ranks come before the start's deadline, two come with one number, versions or secrets differ, or
+    /// a rank cannot be reached; the error names the ranks.
+    pub fn new(id: &UniqueId, rank: usize, world_size: usize, config: &Config) -> Result<Communicator> {
+        Communicator::open(Meeting::from(id), rank, world_size, config)
+    }
+
+    /// `n` ranks as threads of this process: one communicator for each, in the order of their ranks.
+    pub fn local(n: usize) -> Result<Vec<Communicator>> {
+        Communicator::local_with(n, &Config::default())
+    }
+
+    /// As [`Communicator::local`], with settings.
+    pub fn local_with(n: usize, config: &Config) -> Result<Vec<Communicator>> {
+        if n == 0 {
+            return Err(Error::Rendezvous {
+                who: "Communicator::local".into(),
+                problem: "a world of 0 ranks".into(),
+                remedy: "give at least 1".into(),
+            });
+        }
+        let chooser = chooser(config)?;
+        let secret = Secret::random();
+        nd_transport::local::group(n, &config.transport)
+            .map_err(|source| Error::Transport { rank: 0, source })?
+            .into_iter()
+            .map(|endpoint| Communicator::on(endpoint, secret.clone(), chooser.clone(), config.timeout))
+            .collect()
+    }
+
+    /// On a new endpoint, all of whose ranks do this at the same time, so that their first windows have the same
+    /// place.
+    pub fn on(
+        endpoint: Endpoint,
+        secret: Secret,
+        chooser: Chooser,
+        timeout: Duration,
+    ) -> Result<Communicator> {
+        let rank = endpoint.rank();
+        let inbox = endpoint
+            .region()
+            .alloc(layout::inbox_len(endpoint.world_size()), true)
+            .map_err(|source| Error::Transport { rank, source })?;
+        let inboxes = vec![inbox.offset(); endpoint.world_size()];
+        Ok(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout))
+    }
+
+    fn open(meeting: Meeting, rank: usize, world_size: usize, config: &Config) -> Result<Communicator> {
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        let chooser = chooser(config)?;
+        let failed = |source| Error::Transport { rank, source };
+        let deadline = Instant::now() + config.start_timeout();
+        let mut opening: Option<Opening> = None;
+        let mut card = |local: Option<IpAddr>| {
+            let transport = nd_transport::Config { local_address: local, ..config.transport.clone() };
+            let opened = Endpoint::open(&transport).map_err(failed)?;
+            let card = serde_json::to_vec(opened.card()).expect("cards are plain data");
+            opening = Some(opened);
+            Ok(card)
+        };
+        let Joined { cards, secret, .. } = join_with(meeting, rank, world_size, &mut card, config, deadline)?;
+        let cards = cards
+            .iter()
+            .enumerate()
+            .map(|(peer, card)| {
+                serde_json::from_slice(card).map_err(|e| {
+                    failed(nd_transport::Error::Protocol { rank: peer, what: format!("its card: {e}") })
+                })
+            })
+            .collect::<Result<Vec<Card>>>()?;
+        let opening = opening.expect("whoever joined has given a card");
+        let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(failed)?;
+        Communicator::on(endpoint, secret, chooser, config.timeout)
+    }
+}
+
+/// Checks the names that `ND_ALGO` gives.
+fn chooser(config: &Config) -> Result<Chooser> {
+    let invalid = |value: &str, problem: String, remedy: String| Error::Config {
+        setting: "ND_ALGO".into(),
+        value: value.into(),
+        problem,
+        remedy,
+    };
+    let collective = |name: &String| {
+        let plain = |s: &str| s.replace(['_', '-'], "").to_lowercase();
+        (1..=u8::MAX)
+            .map_while(|code| Collective::try_from(code).ok())
+            .find(|c| plain(c.function()) == plain(name))
+            .ok_or_else(|| {
+                invalid(name, "no such collective".into(), "use allreduce, allgather, broadcast, …".into())
+            })
+    };
+    let known: Vec<_> = schedule::algorithms().iter().map(|a| a.name()).collect();
+    let mut asked = Vec::new();
+    for (name, algorithms) in &config.algorithms {
+        if let Some(unknown) = algorithms.iter().find(|a| !known.contains(&a.as_str()) && *a != "auto") {
+            let nearest = crate::config::nearest(unknown, known.iter().copied());
+            let hint = nearest.map(|n| format!("did you mean {n}? ")).unwrap_or_default();
+            return Err(invalid(
+                unknown,
+                "no such algorithm".into(),
+                format!("{hint}use auto or one of {}", known.join(", ")),
+            ));
+        }
+        let algorithms: Vec<String> = algorithms.iter().filter(|a| *a != "auto").cloned().collect();
+        if !algorithms.is_empty() {
+            asked.push((name.as_ref().map(collective).transpose()?, algorithms));
+        }
+    }
+    Ok(Chooser { asked, reduction: config.reduction })
+}

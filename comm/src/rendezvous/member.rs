@@ -1,0 +1,188 @@
+//! The side that connects.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nd_transport::secure::{self, Secret, Session};
+
+use super::address::Address;
+use super::roll::{Failure, Hello};
+use super::stream::Stream;
+use super::wire::{self, CARD_MAX, Verdict};
+use super::{CONTEXT, Joined};
+use crate::Result;
+
+/// How long the outcome may take to arrive after the deadline: the root's clock and ours started at different times.
+const GRACE: Duration = Duration::from_secs(3);
+/// How often in a row a connection may end without an answer before that counts as one.
+const SILENT_ENDS: usize = 8;
+/// How long that may be the root's way of making room, when very many ranks arrive at once.
+const STORM: Duration = Duration::from_secs(5);
+/// How `nd_transport::secure` words an end without an answer: the root was just ending, or made room for others.
+const CLOSED: &str = "closed the connection";
+/// How long a name may fail to resolve: a cluster's name server learns of new hosts late.
+pub const UNRESOLVED: Duration = Duration::from_secs(10);
+
+/// Makes the hello, once it is known by which address this rank reached the root.
+pub type MakeHello<'a> = dyn FnMut(Option<IpAddr>) -> Result<Hello> + 'a;
+
+/// Joins at the first of `addresses` that answers.
+///
+/// The inner error is for this rank to report; whatever else fails stays what it is.
+pub fn join(
+    addresses: &[Address],
+    secret: &Secret,
+    make: &mut MakeHello<'_>,
+    deadline: Instant,
+    patience: Duration,
+) -> Result<Result<Joined, Failure>> {
+    let mut session = match connect(addresses, secret, deadline, patience) {
+        Ok(session) => session,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    let local_address = session.get_ref().local_ip().filter(|ip| !ip.is_loopback());
+    let mut hello = make(local_address)?;
+    let world_size = hello.world_size;
+    hello.patience_ms = deadline.saturating_duration_since(Instant::now()).as_millis() as u64;
+    session.get_ref().set_deadline(deadline + GRACE);
+    let most = world_size.saturating_mul(CARD_MAX + 4).saturating_add(64 << 10);
+    let at = list(addresses);
+    let answer = session.send(&wire::encode_hello(&hello)).and_then(|()| session.receive(most));
+    let failure = |problem, remedy: &str| Ok(Err(Failure { problem, remedy: remedy.into() }));
+    match answer.map(|a| wire::decode_verdict(&a)) {
+        Ok(Some(Verdict::Complete { secret, cards })) if cards.len() == world_size => {
+            Ok(Ok(Joined { cards, secret: Secret::from_bytes(secret), local_address }))
+        }
+        Ok(Some(Verdict::Failed(failure))) => Ok(Err(failure)),
+        Ok(_) => {
+            failure(format!("the answer from {at} is malformed"), "run the same build of nd on all ranks")
+        }
+        Err(e) => failure(
+            format!(
+                "joined at {at}, but the process that gathers the ranks there went away or fell silent ({e})"
+            ),
+            "look at what rank 0 printed",
+        ),
+    }
+}
+
+fn connect(
+    addresses: &[Address],
+    secret: &Secret,
+    deadline: Instant,
+    patience: Duration,
+) -> std::result::Result<Session<Stream>, Failure> {
+    let started = Instant::now();
+    let mut pause = Duration::from_millis(2);
+    let mut silent = 0;
+    let mut last = String::new();
+    loop {
+        for target in targets(addresses, started, &mut last)? {
+            let now = Instant::now();
+            if now >= deadline && !last.is_empty() {
+                break;
+            }
+            let limit = deadline.min(now + Duration::from_secs(10));
+            let stream = match target.connect(limit) {
+                Ok(stream) => stream,
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(Failure {
+                        problem: format!("{target}: {e}"),
+                        remedy: "run all ranks as one user".into(),
+                    });
+                }
+                Err(e) => {
+                    last = format!("{target}: {e}");
+                    continue;
+                }
+            };
+            match secure::initiate(stream, secret, CONTEXT) {
+                Ok(session) => return Ok(session),
+                Err(nd_transport::Error::Refused { why, .. }) if !why.starts_with(CLOSED) => {
+                    return Err(Failure {
+                        problem: format!("no understanding with {target}: {why}"),
+                        remedy: "use one build of nd and one ND_SECRET for all ranks, and a MASTER_PORT that nothing else uses".into(),
+                    });
+                }
+                Err(e) => {
+                    silent += 1;
+                    last = format!("{target}: connected, but {e}");
+                    if silent >= SILENT_ENDS && started.elapsed() >= STORM {
+                        return Err(Failure {
+                            problem: format!("{last}, {silent} times in a row"),
+                            remedy: "check that all ranks have the same ND_SECRET, and that nothing else uses MASTER_PORT".into(),
+                        });
+                    }
+                }
+            }
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Failure {
+                problem: format!(
+                    "nobody answered at {} within {} (last: {last})",
+                    list(addresses),
+                    super::seconds(patience)
+                ),
+                remedy: "start rank 0 there, and check MASTER_ADDR, MASTER_PORT and firewalls".into(),
+            });
+        }
+        // Jitter, so that many ranks do not come in step.
+        thread::sleep(pause.mul_f64(0.75 + 0.5 * rand::random::<f64>()).min(left));
+        pause = (pause * 3 / 2).min(Duration::from_millis(250));
+    }
+}
+
+/// A place to connect to.
+enum Target {
+    Tcp(SocketAddr),
+    Unix(String),
+}
+
+impl Target {
+    fn connect(&self, deadline: Instant) -> io::Result<Stream> {
+        match self {
+            Target::Tcp(address) => Stream::tcp(*address, deadline),
+            Target::Unix(name) => Stream::unix(name, deadline),
+        }
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Target::Tcp(address) => address.fmt(f),
+            Target::Unix(name) => write!(f, "unix:@{name}"),
+        }
+    }
+}
+
+fn targets(
+    addresses: &[Address],
+    started: Instant,
+    last: &mut String,
+) -> std::result::Result<Vec<Target>, Failure> {
+    let mut targets = Vec::new();
+    for address in addresses {
+        match address {
+            Address::Unix(name) => targets.push(Target::Unix(name.clone())),
+            Address::Tcp { .. } => match address.resolve() {
+                Ok(found) => targets.extend(found.into_iter().map(Target::Tcp)),
+                Err(e) if started.elapsed() >= UNRESOLVED => return Err(unresolved(e)),
+                Err(e) => *last = e,
+            },
+        }
+    }
+    Ok(targets)
+}
+
+/// What to say about a name without an address.
+pub fn unresolved(e: String) -> Failure {
+    Failure { problem: e, remedy: "correct MASTER_ADDR, or write an address instead of a name".into() }
+}
+
+fn list(addresses: &[Address]) -> String {
+    addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(" or ")
+}

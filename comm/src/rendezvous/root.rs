@@ -1,0 +1,380 @@
+//! The side that listens: gathers the ranks' hellos and tells everyone the outcome.
+//!
+//! Every connection is greeted by a thread of its own with a time limit, so that strangers, silent or slow, hold up
+//! nobody; when too many are unproven at once, the oldest goes. The roll itself is pure ([`super::roll`]).
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nd_transport::secure::{self, Secret, Session};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::CONTEXT;
+use super::roll::{Failure, Hello, Roll};
+use super::stream::{Listener, Stream};
+use super::wire::{self, Verdict};
+
+/// How long a connection may take to prove that it is a rank.
+const GREETING: Duration = Duration::from_secs(10);
+/// How many may be at it at once; a rank that is pushed out tries again.
+const UNPROVEN_MAX: usize = 256;
+/// How often to look whether a rank that has joined is still there, and whether to stop.
+const TICK: Duration = Duration::from_millis(100);
+/// How long ranks that come late still hear why the start failed.
+const LINGER: Duration = Duration::from_secs(1);
+/// How long telling the outcome to one rank may take.
+const TELLING: Duration = Duration::from_secs(10);
+/// Handshake and hello need little.
+const STACK: usize = 256 << 10;
+
+/// All cards, and the secret of the new communicator.
+pub type Outcome = Result<(Vec<Vec<u8>>, Secret), Failure>;
+
+/// Tells a root that runs in another thread to give up.
+#[derive(Debug, Clone)]
+pub struct Stop {
+    asked: Arc<AtomicBool>,
+    wake: Arc<UnixStream>,
+}
+
+impl Stop {
+    /// Asks; the root ends within moments.
+    pub fn ask(&self) {
+        self.asked.store(true, Ordering::Release);
+        ring(&self.wake);
+    }
+}
+
+/// Listens, and gathers one job.
+pub struct Root {
+    listener: Listener,
+    secret: Secret,
+    inbox: UnixStream,
+    stop: Stop,
+}
+
+type Arrival = Result<(Session<Stream>, Hello), String>;
+
+impl Root {
+    /// Whoever proves to know `secret` may join.
+    pub fn new(listener: Listener, secret: Secret) -> io::Result<Root> {
+        let (inbox, wake) = UnixStream::pair()?;
+        inbox.set_nonblocking(true)?;
+        wake.set_nonblocking(true)?;
+        let stop = Stop { asked: Arc::new(AtomicBool::new(false)), wake: Arc::new(wake) };
+        Ok(Root { listener, secret, inbox, stop })
+    }
+
+    /// To end [`Root::run`] early.
+    pub fn stop(&self) -> Stop {
+        self.stop.clone()
+    }
+
+    /// Gathers the job and tells every rank the outcome. `own` is this process's rank, if it is one; `deadline`
+    /// starts with the first rank if it is not given. A rank whose patience ends sooner sets the deadline for all.
+    pub fn run(mut self, own: Option<Hello>, deadline: Option<Instant>) -> Outcome {
+        let mut job = Job {
+            roll: Roll::new(own.as_ref().map(|o| o.world_size)),
+            sessions: Vec::new(),
+            started: Instant::now(),
+            deadline,
+            refused: Vec::new(),
+            failed: None,
+            told: usize::from(own.is_some()),
+        };
+        if let Some(own) = own {
+            make_room(own.world_size)?;
+            job.roll.admit(own)?;
+        }
+        let (arrivals, arrived) = mpsc::channel();
+        let mut greeters = Greeters::default();
+        loop {
+            if job.roll.complete() && job.failed.is_none() {
+                break;
+            }
+            let now = Instant::now();
+            match &job.failed {
+                Some((_, until)) if now >= *until || job.told >= job.roll.world_size().unwrap_or(0) => break,
+                None if job.deadline.is_some_and(|d| now >= d) => {
+                    let within =
+                        job.deadline.map_or(Duration::ZERO, |d| d.saturating_duration_since(job.started));
+                    let failure = job.roll.overdue(&super::seconds(within), &job.refused);
+                    job.fail(failure, Duration::ZERO);
+                    continue;
+                }
+                None if self.stop.asked.load(Ordering::Acquire) => {
+                    let problem =
+                        "the process that made the UniqueId gave it up before all ranks had joined".into();
+                    job.fail(
+                        Failure { problem, remedy: "keep the UniqueId until then".into() },
+                        Duration::ZERO,
+                    );
+                    continue;
+                }
+                _ => {}
+            }
+            self.sleep(job.deadline);
+            self.accept(&mut job, &mut greeters, &arrivals);
+            while let Ok(arrival) = arrived.try_recv() {
+                job.arrive(arrival);
+            }
+            job.look_for_the_lost();
+            greeters.reap();
+        }
+        // From here on, whoever connects belongs to another job.
+        drop(self.listener);
+        greeters.end();
+        if let Some((failure, _)) = job.failed {
+            return Err(failure);
+        }
+        let sessions = job.sessions;
+        let cards = job.roll.into_cards().unwrap_or_default();
+        let secret = Secret::random();
+        let verdict = Verdict::complete(&secret, cards);
+        tell(sessions, &wire::encode_verdict(&verdict));
+        match verdict {
+            Verdict::Complete { cards, .. } => Ok((cards, secret)),
+            Verdict::Failed(failure) => Err(failure),
+        }
+    }
+
+    /// Until something happens, or the tick.
+    fn sleep(&mut self, deadline: Option<Instant>) {
+        let left = deadline.map_or(TICK, |d| d.saturating_duration_since(Instant::now()).min(TICK));
+        let timeout = Timespec { tv_sec: 0, tv_nsec: left.as_nanos().min(999_999_999) as i64 };
+        let mut fds = [PollFd::new(&self.inbox, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        let _ = poll(&mut fds, Some(&timeout));
+        while self.inbox.read(&mut [0; 64]).is_ok_and(|n| n > 0) {}
+    }
+
+    fn accept(&self, job: &mut Job, greeters: &mut Greeters, arrivals: &mpsc::Sender<Arrival>) {
+        loop {
+            let limit = Instant::now() + GREETING;
+            let (stream, from) = match self.listener.accept(limit) {
+                Ok(accepted) => accepted,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                    job.refuse(e.to_string());
+                    continue;
+                }
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    let problem =
+                        format!("no more connections can be accepted after {}: {e}", job.sessions.len());
+                    job.fail(
+                        Failure { problem, remedy: "raise the limit on open files (`ulimit -n`)".into() },
+                        Duration::ZERO,
+                    );
+                    return;
+                }
+                // The connection broke before it was accepted: accept(2) says to go on.
+                Err(_) => continue,
+            };
+            let (secret, arrivals, wake) = (self.secret.clone(), arrivals.clone(), self.stop.wake.clone());
+            let theirs = stream.clone();
+            let greeted = Arc::new(AtomicBool::new(false));
+            let done = greeted.clone();
+            let greeter =
+                thread::Builder::new().name("nd-greeter".into()).stack_size(STACK).spawn(move || {
+                    let arrival = greet(theirs, &secret, &from);
+                    done.store(true, Ordering::Release);
+                    let _ = arrivals.send(arrival);
+                    ring(&wake);
+                });
+            match greeter {
+                Ok(thread) => greeters.add(Greeter { stream, greeted, thread }),
+                Err(e) => job.refuse(format!("no thread to greet a rank: {e}")),
+            }
+        }
+    }
+}
+
+/// Handshake and hello.
+fn greet(stream: Stream, secret: &Secret, from: &str) -> Arrival {
+    let refused = |e: nd_transport::Error| match e {
+        nd_transport::Error::Refused { why, .. } => format!("{from}: {why}"),
+        other => format!("{from}: {other}"),
+    };
+    let mut session = secure::respond(stream, secret, CONTEXT).map_err(refused)?;
+    let hello = session.receive(wire::HELLO_MAX).map_err(refused)?;
+    let hello = wire::decode_hello(&hello).ok_or_else(|| format!("{from}: its hello is malformed"))?;
+    Ok((session, hello))
+}
+
+/// One start as the root sees it.
+struct Job {
+    roll: Roll,
+    sessions: Vec<(usize, Session<Stream>)>,
+    started: Instant,
+    deadline: Option<Instant>,
+    refused: Vec<String>,
+    failed: Option<(Failure, Instant)>,
+    told: usize,
+}
+
+impl Job {
+    fn arrive(&mut self, arrival: Arrival) {
+        let (session, hello) = match arrival {
+            Ok(arrived) => arrived,
+            Err(why) => return self.refuse(why),
+        };
+        if let Some((failure, _)) = &self.failed {
+            let verdict = wire::encode_verdict(&Verdict::Failed(failure.clone()));
+            self.told += tell(vec![(hello.rank, session)], &verdict);
+            return;
+        }
+        let now = Instant::now();
+        if self.roll.world_size().is_none() {
+            self.started = now;
+            if let Err(failure) = make_room(hello.world_size) {
+                self.sessions.push((hello.rank, session));
+                return self.fail(failure, LINGER);
+            }
+        }
+        let theirs = now + Duration::from_millis(hello.patience_ms.min(1 << 40));
+        self.deadline = Some(self.deadline.map_or(theirs, |d| d.min(theirs)));
+        self.sessions.push((hello.rank, session));
+        if let Err(failure) = self.roll.admit(hello) {
+            self.fail(failure, LINGER);
+        }
+    }
+
+    /// Remembers a few and logs them; the rest costs nothing.
+    fn refuse(&mut self, why: String) {
+        const SHOWN: usize = 5;
+        match self.refused.len() {
+            n if n < SHOWN => tracing::warn!("rendezvous: refused {why}"),
+            SHOWN => tracing::warn!("rendezvous: refuses more, without saying so each time"),
+            _ => return,
+        }
+        self.refused.push(if self.refused.len() < SHOWN { why } else { "and more".into() });
+    }
+
+    /// Tells all who have joined; those who come within `linger` are told as well.
+    fn fail(&mut self, failure: Failure, linger: Duration) {
+        let verdict = wire::encode_verdict(&Verdict::Failed(failure.clone()));
+        self.told += tell(std::mem::take(&mut self.sessions), &verdict);
+        self.failed = Some((failure, Instant::now() + linger));
+    }
+
+    /// A rank that waits says nothing: if its connection can be read, it has ended.
+    fn look_for_the_lost(&mut self) {
+        let lost = {
+            let mut fds: Vec<PollFd<'_>> = self
+                .sessions
+                .iter()
+                .map(|(_, s)| PollFd::new(s.get_ref(), PollFlags::IN | PollFlags::RDHUP))
+                .collect();
+            let _ = poll(&mut fds, Some(&Timespec::default()));
+            fds.iter().position(|f| !f.revents().is_empty())
+        };
+        if let Some(lost) = lost {
+            let (rank, _) = self.sessions.swap_remove(lost);
+            let failure = self.roll.left(rank);
+            self.fail(failure, LINGER);
+        }
+    }
+}
+
+/// Sends the outcome to every session; a few threads, so that a stuck rank does not hold up many. Returns how many
+/// heard it.
+fn tell(mut sessions: Vec<(usize, Session<Stream>)>, verdict: &[u8]) -> usize {
+    let say = |sessions: &mut [(usize, Session<Stream>)]| {
+        let mut heard = 0;
+        for (rank, session) in sessions {
+            session.get_ref().set_deadline(Instant::now() + TELLING);
+            match session.send(verdict) {
+                Ok(()) => heard += 1,
+                Err(e) => tracing::warn!("rendezvous: rank {rank} did not hear the outcome: {e}"),
+            }
+        }
+        heard
+    };
+    if sessions.len() < 16 {
+        return say(&mut sessions);
+    }
+    let share = sessions.len().div_ceil(4);
+    thread::scope(|scope| {
+        let tellers: Vec<_> = sessions
+            .chunks_mut(share)
+            .map(|share| thread::Builder::new().name("nd-teller".into()).spawn_scoped(scope, || say(share)))
+            .collect();
+        tellers.into_iter().map(|t| t.map_or(0, |t| t.join().unwrap_or(0))).sum()
+    })
+}
+
+/// A thread that greets one connection.
+struct Greeter {
+    stream: Stream,
+    /// The connection is the roll's now: it must not be ended here.
+    greeted: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Greeter {
+    fn end(self) {
+        if !self.greeted.load(Ordering::Acquire) {
+            self.stream.shut();
+        }
+        let _ = self.thread.join();
+    }
+}
+
+/// Threads that greet, oldest first.
+#[derive(Default)]
+struct Greeters {
+    all: VecDeque<Greeter>,
+}
+
+impl Greeters {
+    fn add(&mut self, greeter: Greeter) {
+        self.all.push_back(greeter);
+        self.reap();
+        if self.all.len() > UNPROVEN_MAX
+            && let Some(oldest) = self.all.pop_front()
+        {
+            oldest.end();
+        }
+    }
+
+    fn reap(&mut self) {
+        self.all.retain(|g| !g.thread.is_finished());
+    }
+
+    fn end(self) {
+        self.all.into_iter().for_each(Greeter::end);
+    }
+}
+
+/// One connection a rank: raises the soft limit on open files if that is needed and allowed.
+fn make_room(world_size: usize) -> Result<(), Failure> {
+    // What a process has open before it starts, and strangers.
+    const OTHERS: u64 = 40;
+    let needed = world_size as u64 + OTHERS;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_none_or(|c| c >= needed) {
+        return Ok(());
+    }
+    let raised = Rlimit { current: Some(maximum.map_or(needed, |m| m.min(needed))), maximum };
+    if maximum.is_none_or(|m| m >= needed) && setrlimit(Resource::Nofile, raised).is_ok() {
+        return Ok(());
+    }
+    Err(Failure {
+        problem: format!(
+            "a start of {world_size} ranks needs {needed} open files in the process of rank 0, the limit is {}",
+            current.unwrap_or(0)
+        ),
+        remedy: "raise it there (`ulimit -n`)".into(),
+    })
+}
+
+fn ring(wake: &UnixStream) {
+    // Full: then it is awake already.
+    let _ = (&mut &*wake).write(&[1]);
+}

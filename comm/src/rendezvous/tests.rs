@@ -1,0 +1,265 @@
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread::JoinHandle;
+
+use super::stream::Stream;
+use super::*;
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn loopback(port: u16) -> Meeting {
+    Meeting::At { address: Address::tcp("127.0.0.1", port), one_host: true }
+}
+
+/// Joins in a thread; gives up after `seconds`.
+fn start(
+    meeting: &Meeting,
+    rank: usize,
+    world: usize,
+    config: &Config,
+    seconds: f64,
+) -> JoinHandle<Result<Joined>> {
+    let (meeting, config) = (meeting.clone(), config.clone());
+    thread::spawn(move || {
+        let deadline = Instant::now() + Duration::from_secs_f64(seconds);
+        join(meeting, rank, world, format!("card {rank}").as_bytes(), &config, deadline)
+    })
+}
+
+fn all(meeting: &Meeting, world: usize, config: &Config) {
+    let ranks: Vec<_> = (0..world).map(|r| start(meeting, r, world, config, 60.0)).collect();
+    let joined: Vec<Joined> = ranks.into_iter().map(|r| r.join().unwrap().unwrap()).collect();
+    for j in &joined {
+        assert_eq!(j.secret.as_bytes(), joined[0].secret.as_bytes());
+        assert_eq!(j.cards.len(), world);
+        assert!(j.cards.iter().enumerate().all(|(r, c)| c == format!("card {r}").as_bytes()));
+    }
+}
+
+fn error(rank: JoinHandle<Result<Joined>>) -> String {
+    rank.join().unwrap().unwrap_err().to_string()
+}
+
+#[test]
+fn sixty_four_ranks_by_every_way() {
+    let config = Config::default();
+    for (name, meeting) in [
+        ("tcp", loopback(free_port())),
+        (
+            "unix",
+            Meeting::At { address: Address::Unix(format!("nd-test-{}", std::process::id())), one_host: true },
+        ),
+        ("id", Meeting::from(&UniqueId::create(&config).unwrap())),
+    ] {
+        let began = Instant::now();
+        all(&meeting, 64, &config);
+        println!("64 ranks by {name}: {:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn one_port_again_and_again() {
+    let meeting = loopback(free_port());
+    for _ in 0..10 {
+        all(&meeting, 3, &Config::default());
+    }
+}
+
+#[test]
+fn strangers_hold_up_nobody() {
+    let port = free_port();
+    let zero = start(&loopback(port), 0, 3, &Config::default(), 30.0);
+    let connect = || loop {
+        if let Ok(s) = TcpStream::connect(("127.0.0.1", port)) {
+            return s;
+        }
+    };
+    let silent: Vec<_> = (0..300).map(|_| connect()).collect();
+    let mut http = connect();
+    http.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut slow = connect();
+    slow.write_all(b"N").unwrap();
+    let began = Instant::now();
+    let others: Vec<_> = (1..3).map(|r| start(&loopback(port), r, 3, &Config::default(), 30.0)).collect();
+    for rank in others.into_iter().chain([zero]) {
+        rank.join().unwrap().unwrap();
+    }
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    // Nothing is left: every stranger's connection has been ended.
+    for mut s in silent.into_iter().chain([http, slow]) {
+        s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut rest = Vec::new();
+        match s.read_to_end(&mut rest) {
+            Ok(_) => {}
+            Err(e) => assert_ne!(e.kind(), io::ErrorKind::WouldBlock),
+        }
+    }
+}
+
+#[test]
+fn one_number_twice() {
+    let meeting = loopback(free_port());
+    let ranks: Vec<_> =
+        [0, 1, 1].into_iter().map(|r| start(&meeting, r, 3, &Config::default(), 30.0)).collect();
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let place = format!("host {host}, pid {}", std::process::id());
+    for rank in ranks {
+        let e = error(rank);
+        assert!(e.contains(&format!("two processes say that they are rank 1: {place}, and {place}")), "{e}");
+    }
+}
+
+#[test]
+fn two_ranks_zero() {
+    let meeting = loopback(free_port());
+    let ranks: Vec<_> =
+        [0, 0, 1].into_iter().map(|r| start(&meeting, r, 3, &Config::default(), 30.0)).collect();
+    for rank in ranks {
+        let e = error(rank);
+        assert!(e.contains("two processes say that they are rank 0"), "{e}");
+    }
+}
+
+#[test]
+fn sizes_differ() {
+    let meeting = loopback(free_port());
+    let ranks: Vec<_> = [(0, 3), (1, 3), (2, 4)]
+        .into_iter()
+        .map(|(r, n)| start(&meeting, r, n, &Config::default(), 30.0))
+        .collect();
+    for rank in ranks {
+        let e = error(rank);
+        assert!(
+            e.contains("rank 2 (host") && e.contains("expects 4 ranks") && e.contains("expects 3"),
+            "{e}"
+        );
+    }
+}
+
+#[test]
+fn the_missing_are_listed_everywhere() {
+    let meeting = loopback(free_port());
+    let ranks: Vec<_> =
+        [0, 1, 3].into_iter().map(|r| start(&meeting, r, 8, &Config::default(), 1.0)).collect();
+    for rank in ranks {
+        let e = error(rank);
+        assert!(e.contains("ranks 2, 4-7 of 8 did not join within"), "{e}");
+    }
+    let id = UniqueId::create(&Config::default()).unwrap();
+    let ranks: Vec<_> =
+        [0, 2].into_iter().map(|r| start(&(&id).into(), r, 3, &Config::default(), 1.0)).collect();
+    for rank in ranks {
+        let e = error(rank);
+        assert!(e.contains("rank 1 of 3 did not join within"), "{e}");
+    }
+}
+
+#[test]
+fn nobody_there() {
+    let e = error(start(&loopback(free_port()), 1, 2, &Config::default(), 0.3));
+    assert!(e.starts_with("rank 1 of 2: nobody answered at 127.0.0.1:") && e.contains("refused"), "{e}");
+}
+
+#[test]
+fn a_rank_that_goes_away_is_named_at_once() {
+    let meeting = loopback(free_port());
+    let zero = start(&meeting, 0, 3, &Config::default(), 30.0);
+    let Meeting::At { address, .. } = &meeting else { unreachable!() };
+    let at = address.resolve().unwrap()[0];
+    let soon = Instant::now() + Duration::from_secs(20);
+    let stream = loop {
+        match Stream::tcp(at, soon) {
+            Ok(s) => break s,
+            Err(_) => thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let mut session =
+        nd_transport::secure::initiate(stream, &Secret::from_bytes(WELL_KNOWN), CONTEXT).unwrap();
+    let hello =
+        Hello { rank: 2, world_size: 3, host: "far".into(), pid: 77, patience_ms: 60_000, card: Vec::new() };
+    session.send(&wire::encode_hello(&hello)).unwrap();
+    drop(session);
+    let e = error(zero);
+    assert!(e.contains("rank 2 (host far, pid 77) joined and went away"), "{e}");
+}
+
+#[test]
+fn a_wrong_secret_is_refused_on_both_sides() {
+    let meeting = loopback(free_port());
+    let secret = |n| Config::default().with_secret(Secret::from_bytes([n; 32]));
+    let (zero, one) = (start(&meeting, 0, 2, &secret(1), 4.0), start(&meeting, 1, 2, &secret(2), 4.0));
+    let e = error(one);
+    assert!(e.contains("ND_SECRET"), "{e}");
+    let e = error(zero);
+    assert!(e.contains("rank 1 of 2 did not join") && e.contains("refused meanwhile: 127.0.0.1"), "{e}");
+}
+
+#[test]
+fn beyond_loopback_a_secret_is_needed() {
+    let meeting = |one_host| Meeting::At { address: Address::tcp("198.51.100.7", 4000), one_host };
+    for rank in 0..2 {
+        let e = error(start(&meeting(false), rank, 2, &Config::default(), 5.0));
+        assert!(e.contains("no secret is set, and 198.51.100.7:4000 is not loopback; set ND_SECRET"), "{e}");
+    }
+    let port = free_port();
+    all(&Meeting::At { address: Address::tcp("198.51.100.7", port), one_host: true }, 2, &Config::default());
+    all(
+        &Meeting::At { address: Address::tcp("127.0.0.1", port), one_host: false },
+        2,
+        &Config::default().with_auth(Auth::None),
+    );
+}
+
+#[test]
+fn a_port_in_use() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let e = error(start(&loopback(port), 0, 2, &Config::default(), 20.0));
+    assert!(
+        e.contains(&format!("rank 0 cannot listen at 127.0.0.1:{port}")) && e.contains("MASTER_PORT"),
+        "{e}"
+    );
+}
+
+#[test]
+fn a_name_that_does_not_resolve() {
+    let meeting = Meeting::At { address: Address::tcp("no-such-host.invalid", 4000), one_host: false };
+    let config = Config::default().with_auth(Auth::None);
+    for rank in 0..2 {
+        let e = error(start(&meeting, rank, 2, &config, 0.5));
+        assert!(e.contains("no-such-host.invalid does not resolve"), "{e}");
+    }
+}
+
+#[test]
+fn a_dropped_id_ends_the_wait() {
+    let id = UniqueId::create(&Config::default()).unwrap();
+    let invited: UniqueId = id.to_secret_string().parse().unwrap();
+    let one = start(&(&invited).into(), 1, 2, &Config::default(), 30.0);
+    thread::sleep(Duration::from_millis(300));
+    let began = Instant::now();
+    drop(id);
+    assert!(began.elapsed() < Duration::from_secs(5));
+    let e = error(one);
+    assert!(e.contains("gave it up") || e.contains("refused"), "{e}");
+}
+
+#[test]
+fn alone() {
+    let joined = join(loopback(1), 0, 1, b"me", &Config::default(), Instant::now()).unwrap();
+    assert_eq!(joined.cards, vec![b"me".to_vec()]);
+}
+
+#[test]
+fn wrong_arguments() {
+    let now = Instant::now();
+    let e = join(loopback(1), 2, 2, b"", &Config::default(), now).unwrap_err().to_string();
+    assert!(e.contains("rank 2 is not below the world size 2"), "{e}");
+    let soon = now + Duration::from_secs(5);
+    let e = join(loopback(free_port()), 0, 2, &vec![0; CARD_MAX + 1], &Config::default(), soon)
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("65537 bytes is above 65536"), "{e}");
+}

@@ -1,0 +1,111 @@
+//! Every algorithm that may keep the reproducible order keeps it, bit for bit, at every size, on every transport.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use nd_comm::choose::Chooser;
+use nd_comm::number::{F8E4M3, F8E5M2, ReduceOp};
+use nd_comm::schedule::{self, Alias, Collective, Counts, Layout, Shape};
+use nd_tests::oracle::canonical_reduce;
+use nd_tests::sample::{Float, values};
+use nd_tests::worlds::{Kind, each, world};
+
+/// From nothing to several chunks and pieces.
+const SIZES: [usize; 9] = [0, 1, 2, 7, 64, 1000, 8193, 20_011, 150_001];
+
+fn reproducible(hosts: &[usize], collective: Collective) -> Vec<&'static str> {
+    let layout = Arc::new(Layout::new(hosts));
+    let shape = |count| Shape {
+        collective,
+        counts: Counts::Equal(count),
+        root: 0,
+        alias: Alias::None,
+        layout: layout.clone(),
+        piece: 1 << 16,
+    };
+    schedule::algorithms()
+        .iter()
+        .filter(|a| [0, 1, 1000].iter().all(|&c| a.supports(&shape(c)) && a.reproducible(&shape(c))))
+        .map(|a| a.name())
+        .collect()
+}
+
+fn expected<T: Float>(hosts: &[usize], inputs: &[Vec<T>], i: usize) -> T {
+    let layout = Layout::new(hosts);
+    let terms: Vec<Vec<T::Acc>> = layout
+        .hosts()
+        .iter()
+        .map(|ranks| ranks.iter().map(|&r| inputs[r as usize][i].widen()).collect())
+        .collect();
+    T::round(canonical_reduce(&terms, |a, b| a + b, |a| T::round(a).widen()))
+}
+
+fn check<T: Float>(kind: &Kind, n: usize) {
+    let hosts = kind.hosts(n);
+    for name in reproducible(&hosts, Collective::AllReduce) {
+        let chooser = Chooser { asked: vec![(None, vec![name.into()])], ..Chooser::default() };
+        let ranks = world(kind, n, &chooser);
+        for (seed, &len) in SIZES.iter().enumerate() {
+            let inputs: Vec<Vec<T>> = (0..n).map(|r| values(len, r, seed as u64)).collect();
+            let results = each(&ranks, |comm| {
+                let mut plain = inputs[comm.rank()].clone();
+                comm.all_reduce(&mut plain, ReduceOp::Sum).expect("in place");
+                let mut send = comm.alloc::<T>(len).expect("memory");
+                send.copy_from_slice(&inputs[comm.rank()]);
+                let mut recv = comm.alloc::<T>(len).expect("memory");
+                comm.all_reduce_into(&send, &mut recv, ReduceOp::Sum).expect("out of place");
+                (plain, recv.to_vec())
+            });
+            for i in 0..len {
+                let expected = expected(&hosts, &inputs, i).bits();
+                for (rank, (plain, registered)) in results.iter().enumerate() {
+                    assert_eq!(
+                        plain[i].bits(),
+                        expected,
+                        "{name} {kind:?} n {n} len {len} rank {rank} at {i}"
+                    );
+                    assert_eq!(
+                        registered[i].bits(),
+                        expected,
+                        "{name} {kind:?} registered n {n} len {len} at {i}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn every_kind<T: Float>() {
+    for n in [1, 2, 3, 5, 8] {
+        for kind in Kind::all(n) {
+            check::<T>(&kind, n);
+        }
+    }
+    check::<T>(&Kind::Hosts(vec![0, 1, 1, 0, 2, 1]), 6);
+}
+
+#[test]
+fn f32_sums() {
+    every_kind::<f32>();
+}
+
+#[test]
+fn f64_sums() {
+    every_kind::<f64>();
+}
+
+#[test]
+fn bf16_sums() {
+    every_kind::<bf16>();
+}
+
+#[test]
+fn f16_sums() {
+    every_kind::<f16>();
+}
+
+#[test]
+fn fp8_sums() {
+    every_kind::<F8E4M3>();
+    every_kind::<F8E5M2>();
+}

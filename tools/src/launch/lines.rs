@@ -1,0 +1,133 @@
+//! The ranks' output, line by line, each with its rank in front.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// A line without end is passed on in pieces of this size, bytes.
+const LINE_MAX: usize = 1 << 20;
+
+/// Which of the launcher's streams a line goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum To {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+}
+
+/// Threads that pass lines on.
+#[derive(Debug)]
+pub struct Lines {
+    threads: Vec<JoinHandle<()>>,
+    done: Sender<()>,
+    finished: Receiver<()>,
+}
+
+impl Default for Lines {
+    fn default() -> Lines {
+        let (done, finished) = mpsc::channel();
+        Lines { threads: Vec::new(), done, finished }
+    }
+}
+
+impl Lines {
+    /// Passes on what `from` says, until it ends.
+    pub fn pass(&mut self, rank: usize, from: impl Read + Send + 'static, to: To) -> io::Result<()> {
+        let done = self.done.clone();
+        let prefix = prefix(rank, to);
+        let name = format!("nd-run-{}-{rank}", if to == To::Out { "out" } else { "err" });
+        self.threads.push(thread::Builder::new().name(name).stack_size(128 << 10).spawn(move || {
+            copy(from, &prefix, &mut |line| {
+                // Each line is one write under the stream's lock. If nobody reads any more, the ranks go on.
+                let _ = match to {
+                    To::Out => write_line(&mut io::stdout().lock(), line),
+                    To::Err => io::stderr().lock().write_all(line),
+                };
+            });
+            let _ = done.send(());
+        })?);
+        Ok(())
+    }
+
+    /// Waits until all is passed on, but not longer than `patience`: a process that outlived its rank may hold the
+    /// stream open.
+    pub fn finish(self, patience: Duration) {
+        let until = Instant::now() + patience;
+        for _ in &self.threads {
+            if self.finished.recv_timeout(until.saturating_duration_since(Instant::now())).is_err() {
+                return;
+            }
+        }
+        for thread in self.threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn write_line(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
+    out.write_all(line)?;
+    out.flush()
+}
+
+fn prefix(rank: usize, to: To) -> Vec<u8> {
+    let terminal = match to {
+        To::Out => io::stdout().is_terminal(),
+        To::Err => io::stderr().is_terminal(),
+    };
+    if terminal && std::env::var_os("NO_COLOR").is_none() {
+        // The six colours that are readable on dark and light.
+        format!("\x1b[{}m[{rank}]\x1b[0m ", 31 + rank % 6).into_bytes()
+    } else {
+        format!("[{rank}] ").into_bytes()
+    }
+}
+
+/// Calls `line` with each line, prefix and end of line included.
+fn copy(mut from: impl Read, prefix: &[u8], line: &mut dyn FnMut(&[u8])) {
+    let mut chunk = vec![0; 16 << 10];
+    let mut whole = prefix.to_vec();
+    loop {
+        let n = match from.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+        for part in chunk[..n].split_inclusive(|b| *b == b'\n') {
+            whole.extend_from_slice(part);
+            let ended = part.ends_with(b"\n");
+            if ended || whole.len() >= LINE_MAX {
+                if !ended {
+                    whole.push(b'\n');
+                }
+                line(&whole);
+                whole.truncate(prefix.len());
+            }
+        }
+    }
+    if whole.len() > prefix.len() {
+        whole.push(b'\n');
+        line(&whole);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &[u8]) -> Vec<String> {
+        let mut all = Vec::new();
+        copy(text, b"[7] ", &mut |l| all.push(String::from_utf8_lossy(l).into_owned()));
+        all
+    }
+
+    #[test]
+    fn whole_lines_with_their_rank() {
+        assert_eq!(lines(b"a\n\nb"), ["[7] a\n", "[7] \n", "[7] b\n"]);
+        assert_eq!(lines(b""), Vec::<String>::new());
+        let long = vec![b'x'; LINE_MAX + 10];
+        assert_eq!(lines(&long).len(), 2);
+    }
+}
