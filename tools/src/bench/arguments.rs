@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, ValueEnum};
+use nd_comm::config::nearest;
 use nd_comm::number::{DataType, ReduceOp};
 use nd_comm::schedule;
 
 use super::collective::{ALL, Bench};
 use super::error::Error;
+use super::plot;
 use super::size::{self, Step};
-use super::{nearest, plot};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -243,7 +244,11 @@ fn wrong<T>(text: String) -> Result<T, Error> {
 }
 
 fn collectives(text: &str) -> Result<Collectives, String> {
-    if text.eq_ignore_ascii_case("all") { Ok(ALL.to_vec()) } else { text.split(',').map(str::parse).collect() }
+    if text.eq_ignore_ascii_case("all") {
+        Ok(ALL.to_vec())
+    } else {
+        text.split(',').map(str::parse).collect()
+    }
 }
 
 fn sizes(a: &Arguments) -> Result<(u64, u64, Step), Error> {
@@ -260,10 +265,15 @@ fn sizes(a: &Arguments) -> Result<(u64, u64, Step), Error> {
         return wrong(format!("-b {b} is larger than -e {e}; exchange them, or raise -e"));
     }
     let step = match (a.stepbytes, a.stepfactor) {
-        (Some(0), _) if first < last => return wrong(format!("-i 0 never gets to -e {}; write at least 1", size::show(last))),
+        (Some(0), _) if first < last => {
+            return wrong(format!("-i 0 never gets to -e {}; write at least 1", size::show(last)));
+        }
         (Some(bytes), _) => Step::Bytes(bytes.max(1)),
         (None, Some(0 | 1)) if first < last => {
-            return wrong(format!("-f {}: sizes would not grow; write at least 2, or -i BYTES", a.stepfactor.unwrap_or(1)));
+            return wrong(format!(
+                "-f {}: sizes would not grow; write at least 2, or -i BYTES",
+                a.stepfactor.unwrap_or(1)
+            ));
         }
         (None, factor) => Step::Factor(factor.unwrap_or(2).max(2)),
     };
@@ -274,19 +284,23 @@ fn types(text: &str) -> Result<Vec<DataType>, Error> {
     if text.eq_ignore_ascii_case("all") {
         return Ok(DataType::ALL.to_vec());
     }
-    text.split(',').map(|t| t.trim().parse().map_err(|e| Error::Usage(format!("-d {text}: {e}, or all")))).collect()
+    text.split(',')
+        .map(|t| t.trim().parse().map_err(|e| Error::Usage(format!("-d {text}: {e}, or all"))))
+        .collect()
 }
 
 /// The factor of a `mulsum` without one: not 1, which would show nothing.
 const FACTOR: f64 = 2.0;
 
 fn ops(text: &str, types: &[DataType]) -> Result<Vec<ReduceOp>, Error> {
-    let known = |op: ReduceOp| if matches!(op, ReduceOp::PreMulSum(_)) { ReduceOp::PreMulSum(FACTOR) } else { op };
+    let known =
+        |op: ReduceOp| if matches!(op, ReduceOp::PreMulSum(_)) { ReduceOp::PreMulSum(FACTOR) } else { op };
     if text.eq_ignore_ascii_case("all") {
         return Ok(ReduceOp::ALL.map(known).to_vec());
     }
     let one = |name: &str| -> Result<ReduceOp, Error> {
-        let op: ReduceOp = name.trim().parse().map_err(|e| Error::Usage(format!("-o {text}: {e}, or all")))?;
+        let op: ReduceOp =
+            name.trim().parse().map_err(|e| Error::Usage(format!("-o {text}: {e}, or all")))?;
         let op = if name.trim().eq_ignore_ascii_case("mulsum") { known(op) } else { op };
         if let ReduceOp::PreMulSum(factor) = op {
             let exact = factor > 0.0 && factor.log2().fract() == 0.0 && (0.125..=8.0).contains(&factor);
@@ -298,7 +312,10 @@ fn ops(text: &str, types: &[DataType]) -> Result<Vec<ReduceOp>, Error> {
         }
         if !types.iter().any(|t| op.supports(*t)) {
             let names: Vec<_> = types.iter().map(|t| t.name()).collect();
-            return wrong(format!("-o {op}: works on bits, not on {}; use -d with an integer type", names.join(", ")));
+            return wrong(format!(
+                "-o {op}: works on bits, not on {}; use -d with an integer type",
+                names.join(", ")
+            ));
         }
         Ok(op)
     };
@@ -312,8 +329,12 @@ fn algorithm(text: String) -> Result<Option<String>, Error> {
     let lower = text.to_ascii_lowercase();
     let names: Vec<_> = schedule::algorithms().iter().map(|a| a.name()).collect();
     for name in lower.split(',').filter(|name| !names.contains(name)) {
-        let hint = nearest(name, names.iter().copied()).map_or(String::new(), |n| format!("; did you mean {n}?"));
-        return wrong(format!("--algo {text}: no algorithm is called '{name}'{hint} (there are {}, and auto)", names.join(", ")));
+        let hint =
+            nearest(name, names.iter().copied()).map_or(String::new(), |n| format!("; did you mean {n}?"));
+        return wrong(format!(
+            "--algo {text}: no algorithm is called '{name}'{hint} (there are {}, and auto)",
+            names.join(", ")
+        ));
     }
     Ok(Some(lower))
 }

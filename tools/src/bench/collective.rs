@@ -3,9 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use nd_comm::config::nearest;
 use nd_comm::schedule::Collective;
-
-use super::nearest;
 
 /// A collective to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -26,6 +26,9 @@ pub enum Error {
         /// The system's answer.
         source: io::Error,
     },
+    /// Another rank has said it, or will.
+    #[error("told by another rank")]
+    Told(u8),
     /// Nobody reads the table.
     #[error("cannot write the table: {0}; check where standard output goes")]
     Output(io::Error),
@@ -36,6 +39,7 @@ impl Error {
     pub fn code(&self) -> u8 {
         match self {
             Error::Usage(_) => 2,
+            Error::Told(code) => *code,
             Error::Comm(nd_comm::Error::Config { .. }) => 2,
             _ => 1,
         }
@@ -46,8 +50,12 @@ impl Error {
         matches!(self, Error::Comm(nd_comm::Error::PeerFailed { .. } | nd_comm::Error::Failed { .. }))
     }
 
-    /// Whether there is nobody to tell: the reader of the table went away (`| head`).
+    /// Whether there is nobody to tell, as when the reader of the table went away (`| head`), or nothing new to tell.
     pub fn is_silent(&self) -> bool {
-        matches!(self, Error::Output(e) if e.kind() == io::ErrorKind::BrokenPipe)
+        match self {
+            Error::Told(_) => true,
+            Error::Output(e) => e.kind() == io::ErrorKind::BrokenPipe,
+            _ => false,
+        }
     }
 }

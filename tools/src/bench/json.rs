@@ -95,7 +95,11 @@ fn environment(variables: impl Iterator<Item = (String, String)>) -> Vec<String>
     const NAMES: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
     let mut shown: Vec<String> = variables
         .filter(|(name, _)| PREFIXES.iter().any(|p| name.starts_with(p)) || NAMES.contains(&name.as_str()))
-        .map(|(name, value)| if name == "ND_SECRET" { format!("{name}=(set)") } else { format!("{name}={value}") })
+        .map(
+            |(name, value)| {
+                if name == "ND_SECRET" { format!("{name}=(set)") } else { format!("{name}={value}") }
+            },
+        )
         .collect();
     shown.sort();
     shown
@@ -143,7 +147,13 @@ mod tests {
 
     #[test]
     fn no_secret_is_written() {
-        let all = [("ND_SECRET", "hunter2"), ("HOME", "/root"), ("AWS_SECRET", "x"), ("RANK", "0"), ("ND_ALGO", "ring")];
+        let all = [
+            ("ND_SECRET", "hunter2"),
+            ("HOME", "/root"),
+            ("AWS_SECRET", "x"),
+            ("RANK", "0"),
+            ("ND_ALGO", "ring"),
+        ];
         let shown = environment(all.iter().map(|(n, v)| (n.to_string(), v.to_string())));
         assert_eq!(shown, ["ND_ALGO=ring", "ND_SECRET=(set)", "RANK=0"]);
     }

@@ -145,7 +145,10 @@ mod tests {
     fn times_of_ranks_are_combined_as_asked() {
         let times = [2.0, 1.0, 6.0];
         let of = |a| over_ranks(a, &times);
-        assert_eq!((of(Average::Rank0), of(Average::Mean), of(Average::Min), of(Average::Max)), (2.0, 3.0, 1.0, 6.0));
+        assert_eq!(
+            (of(Average::Rank0), of(Average::Mean), of(Average::Min), of(Average::Max)),
+            (2.0, 3.0, 1.0, 6.0)
+        );
         assert_eq!(slowest(&[1.0, 5.0, 2.0, 3.0], 2), [2.0, 5.0]);
     }
 

@@ -44,46 +44,13 @@ pub fn main() -> ExitCode {
         Err(code) => return code,
     };
     match start::run(&options) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(e) => {
             if !e.is_silent() {
                 eprintln!("error: {e}");
             }
             ExitCode::from(e.code())
         }
-    }
-}
-
-/// Of `names` the one that `text` most likely means.
-fn nearest<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
-    let near = names.into_iter().map(|name| (distance(text, name), name)).min_by_key(|(d, _)| *d)?;
-    (near.0 <= text.len().max(near.1.len()) / 2).then_some(near.1)
-}
-
-/// Levenshtein's.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.iter().enumerate() {
-            let replace = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = replace.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nearest_is_near() {
-        assert_eq!(distance("kitten", "sitting"), 3);
-        assert_eq!(nearest("rign", ["direct", "ring", "tree"]), Some("ring"));
-        assert_eq!(nearest("zzzzzz", ["direct", "ring", "tree"]), None);
     }
 }

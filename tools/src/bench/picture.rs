@@ -93,7 +93,8 @@ pub fn picture(case: &Case) -> Picture {
             let whole = vec![(c * n, own)];
             let part = (c, reduced(rank * c));
             let after = if in_place { each(&|_| Content::Any) } else { vec![part] };
-            let after = after.into_iter().enumerate().map(|(r, s)| if in_place && r == rank { part } else { s });
+            let after =
+                after.into_iter().enumerate().map(|(r, s)| if in_place && r == rank { part } else { s });
             (whole.clone(), whole, after.collect())
         }
         Collective::Scatter => {
@@ -227,7 +228,8 @@ mod tests {
     #[test]
     fn every_wrong_element_is_counted() {
         let recipe = Recipe::new::<u32>(None, 2, 9);
-        let spans = vec![(2000, Content::Input { rank: 1, start: 4 }), (5, Content::Any), (10, Content::Guard)];
+        let spans =
+            vec![(2000, Content::Input { rank: 1, start: 4 }), (5, Content::Any), (10, Content::Guard)];
         let mut buffer = vec![0u32; 2100];
         fill(&recipe, &spans, &mut buffer);
         assert_eq!(wrong(&recipe, &spans, &buffer), 0);

@@ -107,7 +107,8 @@ impl Plot {
 
     /// Those there is something to show of; where algbw and busbw are the same, one.
     fn curves(&self) -> Vec<Curve> {
-        let same = self.apart.iter().chain(&self.in_place).all(|(_, alg, bus)| (alg - bus).abs() <= 1e-9 * alg);
+        let same =
+            self.apart.iter().chain(&self.in_place).all(|(_, alg, bus)| (alg - bus).abs() <= 1e-9 * alg);
         let mut curves = Vec::new();
         for (points, in_place) in [(&self.apart, false), (&self.in_place, true)] {
             let how = if in_place { "in place" } else { "out of place" };
@@ -307,7 +308,8 @@ fn png(svg: &str) -> Result<Vec<u8>, String> {
     fonts.set_sans_serif_family("DejaVu Sans");
     let tree = usvg::Tree::from_str(svg, &options).map_err(|e| e.to_string())?;
     let (width, height) = (SHOWN.0 as f32 * SCALE, SHOWN.1 as f32 * SCALE);
-    let mut pixels = tiny_skia::Pixmap::new(width as u32, height as u32).ok_or("no memory for the picture")?;
+    let mut pixels =
+        tiny_skia::Pixmap::new(width as u32, height as u32).ok_or("no memory for the picture")?;
     resvg::render(&tree, tiny_skia::Transform::from_scale(SCALE, SCALE), &mut pixels.as_mut());
     pixels.encode_png().map_err(|e| e.to_string())
 }
@@ -336,8 +338,11 @@ mod tests {
 
     #[test]
     fn pictures_of_little_or_nothing_can_be_drawn() {
-        let points = |n: u32| (0..n).map(|i| (1u64 << i, f64::from(i), f64::from(i) * 1.5)).collect::<Vec<_>>();
-        for (apart, in_place) in [(points(0), points(0)), (points(1), points(0)), (points(2), points(1)), (points(40), points(40))] {
+        let points =
+            |n: u32| (0..n).map(|i| (1u64 << i, f64::from(i), f64::from(i) * 1.5)).collect::<Vec<_>>();
+        for (apart, in_place) in
+            [(points(0), points(0)), (points(1), points(0)), (points(2), points(1)), (points(40), points(40))]
+        {
             let plot = Plot { title: "a < b & c".into(), subtitle: "x".repeat(300), apart, in_place };
             let svg = plot.svg().unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));

@@ -37,7 +37,14 @@ mod tests {
 
     #[test]
     fn neighbours_merge() {
-        let points = [(64, "ring"), (0, "oneshot"), (8, "oneshot"), (8, "oneshot"), (4096, "ring"), (1 << 20, "oneshot")];
+        let points = [
+            (64, "ring"),
+            (0, "oneshot"),
+            (8, "oneshot"),
+            (8, "oneshot"),
+            (4096, "ring"),
+            (1 << 20, "oneshot"),
+        ];
         let shown: Vec<_> = merge(points).iter().map(|r| format!("{} {}", r.sizes(), r.label)).collect();
         assert_eq!(shown, ["0 B–8 B oneshot", "64 B–4 KiB ring", "1 MiB oneshot"]);
         assert!(merge(Vec::<(u64, &str)>::new()).is_empty());

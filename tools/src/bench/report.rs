@@ -46,7 +46,11 @@ impl Row {
     /// "oneshot over shm".
     pub fn way(&self) -> String {
         let e = &self.explanation;
-        if e.transports.is_empty() { e.algorithm.into() } else { format!("{} over {}", e.algorithm, e.transports.join("+")) }
+        if e.transports.is_empty() {
+            e.algorithm.into()
+        } else {
+            format!("{} over {}", e.algorithm, e.transports.join("+"))
+        }
     }
 
     /// "float sum root 3".
@@ -261,10 +265,12 @@ fn plots(path: &Path, o: &Options, bench: Bench, rows: &[Row], ranks: usize) -> 
         path.with_file_name(format!("{name}.{}", path.extension().unwrap_or_default().to_string_lossy()))
     };
     let one = |(kind, rows): &(String, Vec<&Row>)| {
-        let mut transports: Vec<&str> = rows.iter().flat_map(|r| r.explanation.transports.iter().copied()).collect();
+        let mut transports: Vec<&str> =
+            rows.iter().flat_map(|r| r.explanation.transports.iter().copied()).collect();
         transports.sort_unstable();
         transports.dedup();
-        let over = if transports.is_empty() { String::new() } else { format!(" over {}", transports.join("+")) };
+        let over =
+            if transports.is_empty() { String::new() } else { format!(" over {}", transports.join("+")) };
         let plural = if ranks == 1 { "" } else { "s" };
         let points = |half: &dyn Fn(&Row) -> Option<&Half>| -> Vec<(u64, f64, f64)> {
             let of = |r: &&Row| half(r).map(|h| (r.size, r.bandwidths(h, ranks)));

@@ -21,8 +21,7 @@ pub fn rank(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Er
     check_memory(comm, options)?;
     if let Roots::One(root) = options.roots {
         if root >= comm.world_size() {
-            let most = comm.world_size() - 1;
-            return Err(Error::Usage(format!("-r {root}: no such rank; ranks are 0 to {most}, and -1 means all")));
+            return Err(super::start::no_such_root(root, comm.world_size()));
         }
     }
     let mut report = match comm.rank() {
@@ -147,7 +146,8 @@ impl Task<'_> {
             true => Some(measure(comm, options, &case(true), op, buffers, progress)?),
             false => None,
         };
-        self.wrong += [Some(&apart), in_place.as_ref()].into_iter().flatten().filter_map(|h| h.wrong).sum::<u64>();
+        self.wrong +=
+            [Some(&apart), in_place.as_ref()].into_iter().flatten().filter_map(|h| h.wrong).sum::<u64>();
         if let Some(report) = &mut self.report {
             let explanation = explain(comm, bench, lengths.count as u64, T::DATA_TYPE, op)?;
             report.row(Row {
@@ -178,7 +178,11 @@ fn explain(
     }
     // There is nothing to choose, so there is nothing to ask but how ranks are reached.
     let links = comm.explain(Collective::Barrier, 0, DataType::U8, None)?;
-    Ok(Explanation { algorithm: "direct", why: "one message to the next rank, one from the one before".into(), ..links })
+    Ok(Explanation {
+        algorithm: "direct",
+        why: "one message to the next rank, one from the one before".into(),
+        ..links
+    })
 }
 
 /// Refuses what would only be found out by the kernel's out-of-memory killer.

@@ -355,7 +355,12 @@ mod tests {
             let pairs = pairs.reduce(|a, b| T::join(op, a, b)).unwrap();
             for result in [line, pairs] {
                 let result = T::last(op, result, ranks);
-                assert!(result.same(expected[i]), "{} {op} {ranks} ranks: {result:?} is not {:?}", T::DATA_TYPE, expected[i]);
+                assert!(
+                    result.same(expected[i]),
+                    "{} {op} {ranks} ranks: {result:?} is not {:?}",
+                    T::DATA_TYPE,
+                    expected[i]
+                );
             }
         }
     }

@@ -64,7 +64,9 @@ mod tests {
 
     #[test]
     fn sizes_are_binary() {
-        for (text, bytes) in [("0", 0), ("17", 17), ("4K", 4096), ("64m", 64 << 20), ("1G", 1 << 30), ("1.5M", 3 << 19)] {
+        for (text, bytes) in
+            [("0", 0), ("17", 17), ("4K", 4096), ("64m", 64 << 20), ("1G", 1 << 30), ("1.5M", 3 << 19)]
+        {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
         assert_eq!(parse(" 4 KiB "), Ok(4096));

@@ -9,7 +9,8 @@ use super::report::Row;
 
 /// The lines above the rows.
 pub fn header(per_iteration: bool) -> String {
-    let left = |a: &str, b: &str, c: &str, d: &str, e: &str| format!("# {a:>10}  {b:>12}  {c:>8}  {d:>6}  {e:>6}");
+    let left =
+        |a: &str, b: &str, c: &str, d: &str, e: &str| format!("# {a:>10}  {b:>12}  {c:>8}  {d:>6}  {e:>6}");
     let half = |a: &str, b: &str, c: &str, d: &str| format!("  {a:>7}  {b:>6}  {c:>6}  {d:>6}");
     let four = |a: &str, b: &str, c: &str, d: &str| format!("  {a:>7}  {b:>7}  {c:>7}  {d:>7}");
     let spread = |a, b, c, d| if per_iteration { four(a, b, c, d) } else { String::new() };
