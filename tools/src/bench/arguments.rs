@@ -4,14 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, ValueEnum};
-use nd_comm::config::nearest;
-use nd_comm::number::{DataType, ReduceOp};
-use nd_comm::schedule;
 
 use super::collective::{ALL, Bench};
-use super::error::Error;
-use super::plot;
-use super::size::{self, Step};
+use super::options::{Options, check};
+use super::size;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,76 +30,77 @@ Exit code: 0 if every element on every rank was right, 1 if not or if a rank fai
 /// Measures collectives: nccl-tests' table, with every element checked.
 #[derive(Debug, Parser)]
 #[command(name = "nd-bench", version, after_help = EXAMPLES, max_term_width = 110)]
-struct Arguments {
+pub struct Arguments {
     /// allreduce, allgather, reducescatter, broadcast, reduce, gather, scatter, alltoall, sendrecv, barrier, or all
     #[arg(value_name = "COLLECTIVE", value_parser = collectives)]
-    collective: Collectives,
+    pub collective: Collectives,
     /// Smallest size, such as 8, 4K, 64M, 1G [default: 8]
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = size::parse)]
-    minbytes: Option<u64>,
+    pub minbytes: Option<u64>,
     /// Largest size [default: 64M, or -b if that is larger]
     #[arg(short = 'e', long, value_name = "SIZE", value_parser = size::parse)]
-    maxbytes: Option<u64>,
+    pub maxbytes: Option<u64>,
     /// Go from size to size by adding this many bytes
     #[arg(short = 'i', long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "stepfactor")]
-    stepbytes: Option<u64>,
+    pub stepbytes: Option<u64>,
     /// Go from size to size by multiplying by this [default: 2, without -i]
     #[arg(short = 'f', long, value_name = "FACTOR")]
-    stepfactor: Option<u64>,
+    pub stepfactor: Option<u64>,
     /// Iterations of each size [default: as many as take 0.1 s, from 5 to 5000]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    iters: Option<u32>,
+    pub iters: Option<u32>,
     /// Iterations before those that are timed
     #[arg(short = 'w', long, visible_alias = "warmup_iters", value_name = "N", default_value_t = 1)]
-    warmup: u32,
+    pub warmup: u32,
     /// How often to go through all sizes; 0: for ever
     #[arg(short = 'N', long, visible_alias = "run_cycles", value_name = "N", default_value_t = 1)]
-    cycles: u32,
+    pub cycles: u32,
     /// How often to check each size, every element on every rank; 0: not at all
     #[arg(short = 'c', long, value_name = "N", default_value_t = 1)]
-    check: u32,
+    pub check: u32,
     /// sum, prod, min, max, avg, mulsum, mulsum:FACTOR, band, bor, bxor; several with commas, or all
     #[arg(short = 'o', long, value_name = "OP", default_value = "sum")]
-    op: String,
+    pub op: String,
     /// float, half, bfloat16, double, int8 ... uint64, f8e4m3, f8e5m2; several with commas, or all
     #[arg(short = 'd', long, value_name = "TYPE", default_value = "float")]
-    datatype: String,
+    pub datatype: String,
     /// Root of broadcast, reduce, gather and scatter; -1: each rank in turn
     #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0, allow_negative_numbers = true)]
-    root: i64,
+    pub root: i64,
     /// Which time to show: 0 that of rank 0, 1 the mean over ranks, 2 the least, 3 the greatest
     #[arg(short = 'a', long, value_name = "0..3", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=3))]
-    average: u8,
+    pub average: u8,
     /// Time every iteration by itself and show least, greatest, 99th percentile and variation
     #[arg(short = 'I', long, action = ArgAction::SetTrue)]
-    per_iteration: bool,
+    pub per_iteration: bool,
     /// Write everything to this file, in nccl-tests' format
     #[arg(short = 'J', long, visible_alias = "output_file", value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub json: Option<PathBuf>,
     /// Ranks to start on this host [default: one for each core, at least 2]
     #[arg(long, value_name = "N")]
-    ranks: Option<usize>,
+    pub ranks: Option<usize>,
     /// How ranks reach each other [default: auto, or what ND_TRANSPORT says]
     #[arg(long, value_name = "NAME")]
-    transport: Option<Transport>,
+    pub transport: Option<Transport>,
     /// Algorithm, by name [default: auto, or what ND_ALGO says]
     #[arg(long, value_name = "NAME")]
-    algo: Option<String>,
+    pub algo: Option<String>,
     /// Memory that peers reach without a copy, or any
     #[arg(long, value_name = "KIND", default_value = "registered")]
-    buffers: Kind,
+    pub buffers: Kind,
     /// Ranks are threads of this process
     #[arg(long)]
-    threads: bool,
+    pub threads: bool,
     /// Draw bandwidth against size
     #[arg(long, value_name = "FILE.svg|.png")]
-    plot: Option<PathBuf>,
+    pub plot: Option<PathBuf>,
     /// Say why each size was done as it was, and how each rank is reached
     #[arg(long)]
-    explain: bool,
+    pub explain: bool,
 }
 
-type Collectives = Vec<Bench>;
+/// The collectives, one after the other.
+pub type Collectives = Vec<Bench>;
 
 /// How ranks reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -118,63 +115,11 @@ pub enum Transport {
     Tcp,
 }
 
+/// Which memory buffers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Kind {
+pub enum Kind {
     Registered,
     Plain,
-}
-
-/// Which rank's time is shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Average {
-    Rank0,
-    Mean,
-    Min,
-    Max,
-}
-
-/// Which roots are measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Roots {
-    One(usize),
-    All,
-}
-
-/// What is asked for, with everything checked that can be without a communicator.
-#[derive(Debug, Clone)]
-pub struct Options {
-    pub collectives: Vec<Bench>,
-    pub first: u64,
-    pub last: u64,
-    pub step: Step,
-    /// None: as many as take a certain time.
-    pub iterations: Option<u32>,
-    pub warmup: u32,
-    /// 0: for ever.
-    pub cycles: u32,
-    /// How many checks; 0: none.
-    pub check: u32,
-    pub ops: Vec<ReduceOp>,
-    pub types: Vec<DataType>,
-    pub roots: Roots,
-    pub average: Average,
-    pub per_iteration: bool,
-    pub json: Option<PathBuf>,
-    pub ranks: Option<usize>,
-    pub transport: Option<Transport>,
-    /// None: chosen by size and links.
-    pub algorithm: Option<String>,
-    pub registered: bool,
-    pub threads: bool,
-    pub plot: Option<PathBuf>,
-    pub explain: bool,
-}
-
-impl Options {
-    /// The sizes, ascending.
-    pub fn sizes(&self) -> Vec<u64> {
-        size::series(self.first, self.last, self.step)
-    }
 }
 
 /// From the command line. What is wrong, or help, has been printed when there is nothing to run.
@@ -189,206 +134,10 @@ pub fn read() -> Result<Options, ExitCode> {
     })
 }
 
-fn check(a: Arguments) -> Result<Options, Error> {
-    let (first, last, step) = sizes(&a)?;
-    let types = types(&a.datatype)?;
-    let ops = ops(&a.op, &types)?;
-    let roots = match a.root {
-        -1 => Roots::All,
-        root => Roots::One(usize::try_from(root).map_err(|_| {
-            Error::Usage(format!("-r {root}: no such rank; write a rank from 0, or -1 for all of them"))
-        })?),
-    };
-    if let Some(ranks) = a.ranks.filter(|n| !(1..=1024).contains(n)) {
-        return wrong(format!("--ranks {ranks}: from 1 to 1024 ranks can be started on one host"));
-    }
-    match (a.threads, a.transport) {
-        (true, Some(Transport::Shm | Transport::Tcp)) => {
-            return wrong("--threads reaches ranks through their common memory (local); leave out --threads or --transport".into());
-        }
-        (false, Some(Transport::Local)) => {
-            return wrong("--transport local is between threads of one process; add --threads".into());
-        }
-        _ => {}
-    }
-    if let Some(path) = &a.plot {
-        plot::format(path)?;
-    }
-    Ok(Options {
-        collectives: a.collective,
-        first,
-        last,
-        step,
-        iterations: a.iters,
-        warmup: a.warmup,
-        cycles: a.cycles,
-        check: a.check,
-        ops,
-        types,
-        roots,
-        average: [Average::Rank0, Average::Mean, Average::Min, Average::Max][usize::from(a.average)],
-        per_iteration: a.per_iteration,
-        json: a.json,
-        ranks: a.ranks,
-        transport: a.transport,
-        algorithm: a.algo.map(algorithm).transpose()?.flatten(),
-        registered: a.buffers == Kind::Registered,
-        threads: a.threads,
-        plot: a.plot,
-        explain: a.explain,
-    })
-}
-
-fn wrong<T>(text: String) -> Result<T, Error> {
-    Err(Error::Usage(text))
-}
-
 fn collectives(text: &str) -> Result<Collectives, String> {
     if text.eq_ignore_ascii_case("all") {
         Ok(ALL.to_vec())
     } else {
         text.split(',').map(str::parse).collect()
-    }
-}
-
-fn sizes(a: &Arguments) -> Result<(u64, u64, Step), Error> {
-    const FIRST: u64 = 8;
-    const LAST: u64 = 64 << 20;
-    let (first, last) = match (a.minbytes, a.maxbytes) {
-        (Some(first), Some(last)) => (first, last),
-        (Some(first), None) => (first, first.max(LAST)),
-        (None, Some(last)) => (last.min(FIRST), last),
-        (None, None) => (FIRST, LAST),
-    };
-    if first > last {
-        let (b, e) = (size::show(first), size::show(last));
-        return wrong(format!("-b {b} is larger than -e {e}; exchange them, or raise -e"));
-    }
-    let step = match (a.stepbytes, a.stepfactor) {
-        (Some(0), _) if first < last => {
-            return wrong(format!("-i 0 never gets to -e {}; write at least 1", size::show(last)));
-        }
-        (Some(bytes), _) => Step::Bytes(bytes.max(1)),
-        (None, Some(0 | 1)) if first < last => {
-            return wrong(format!(
-                "-f {}: sizes would not grow; write at least 2, or -i BYTES",
-                a.stepfactor.unwrap_or(1)
-            ));
-        }
-        (None, factor) => Step::Factor(factor.unwrap_or(2).max(2)),
-    };
-    Ok((first, last, step))
-}
-
-fn types(text: &str) -> Result<Vec<DataType>, Error> {
-    if text.eq_ignore_ascii_case("all") {
-        return Ok(DataType::ALL.to_vec());
-    }
-    text.split(',')
-        .map(|t| t.trim().parse().map_err(|e| Error::Usage(format!("-d {text}: {e}, or all"))))
-        .collect()
-}
-
-/// The factor of a `mulsum` without one: not 1, which would show nothing.
-const FACTOR: f64 = 2.0;
-
-fn ops(text: &str, types: &[DataType]) -> Result<Vec<ReduceOp>, Error> {
-    let known =
-        |op: ReduceOp| if matches!(op, ReduceOp::PreMulSum(_)) { ReduceOp::PreMulSum(FACTOR) } else { op };
-    if text.eq_ignore_ascii_case("all") {
-        return Ok(ReduceOp::ALL.map(known).to_vec());
-    }
-    let one = |name: &str| -> Result<ReduceOp, Error> {
-        let op: ReduceOp =
-            name.trim().parse().map_err(|e| Error::Usage(format!("-o {text}: {e}, or all")))?;
-        let op = if name.trim().eq_ignore_ascii_case("mulsum") { known(op) } else { op };
-        if let ReduceOp::PreMulSum(factor) = op {
-            let exact = factor > 0.0 && factor.log2().fract() == 0.0 && (0.125..=8.0).contains(&factor);
-            if !exact {
-                return wrong(format!(
-                    "-o {name}: results would be rounded and could not be checked exactly; use a power of two from 0.125 to 8"
-                ));
-            }
-        }
-        if !types.iter().any(|t| op.supports(*t)) {
-            let names: Vec<_> = types.iter().map(|t| t.name()).collect();
-            return wrong(format!(
-                "-o {op}: works on bits, not on {}; use -d with an integer type",
-                names.join(", ")
-            ));
-        }
-        Ok(op)
-    };
-    text.split(',').map(one).collect()
-}
-
-fn algorithm(text: String) -> Result<Option<String>, Error> {
-    if text.eq_ignore_ascii_case("auto") {
-        return Ok(None);
-    }
-    let lower = text.to_ascii_lowercase();
-    let names: Vec<_> = schedule::algorithms().iter().map(|a| a.name()).collect();
-    for name in lower.split(',').filter(|name| !names.contains(name)) {
-        let hint =
-            nearest(name, names.iter().copied()).map_or(String::new(), |n| format!("; did you mean {n}?"));
-        return wrong(format!(
-            "--algo {text}: no algorithm is called '{name}'{hint} (there are {}, and auto)",
-            names.join(", ")
-        ));
-    }
-    Ok(Some(lower))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn options(line: &str) -> Result<Options, String> {
-        let words = std::iter::once("nd-bench").chain(line.split_whitespace());
-        let arguments = Arguments::try_parse_from(words).map_err(|e| e.to_string())?;
-        check(arguments).map_err(|e| e.to_string())
-    }
-
-    #[test]
-    fn sizes_default_sensibly() {
-        let of = |line: &str| options(line).map(|o| (o.first, o.last, o.step)).unwrap();
-        assert_eq!(of("allreduce"), (8, 64 << 20, Step::Factor(2)));
-        assert_eq!(of("allreduce -b 1G"), (1 << 30, 1 << 30, Step::Factor(2)));
-        assert_eq!(of("allreduce -e 4"), (4, 4, Step::Factor(2)));
-        assert_eq!(of("allreduce -b 0 -e 1K -i 256"), (0, 1024, Step::Bytes(256)));
-        assert_eq!(of("all --minbytes 8 --maxbytes 128M --stepfactor 4"), (8, 128 << 20, Step::Factor(4)));
-    }
-
-    #[test]
-    fn what_cannot_be_is_refused_with_a_remedy() {
-        for (line, part) in [
-            ("allreduce -b 2M -e 1M", "-b 2 MiB is larger than -e 1 MiB"),
-            ("alreduce", "did you mean allreduce?"),
-            ("allreduce -d flaot", "unknown element type 'flaot'"),
-            ("allreduce -o plus", "unknown operation 'plus'"),
-            ("allreduce -o band", "use -d with an integer type"),
-            ("allreduce -o mulsum:0.3", "power of two"),
-            ("allreduce -r -2", "-1 for all"),
-            ("allreduce -f 1", "at least 2"),
-            ("allreduce -i 0", "at least 1"),
-            ("allreduce --ranks 0", "from 1 to 1024"),
-            ("allreduce --threads --transport tcp", "leave out --threads"),
-            ("allreduce --transport local", "add --threads"),
-            ("allreduce --algo rign", "did you mean ring?"),
-            ("allreduce --plot x.gif", ".svg"),
-            ("allreduce -b 1Q", "not a size"),
-        ] {
-            let e = options(line).unwrap_err();
-            assert!(e.contains(part), "{line}: {e}");
-        }
-    }
-
-    #[test]
-    fn all_and_lists() {
-        let o = options("all -d all -o all -r -1").unwrap();
-        assert_eq!((o.collectives.len(), o.types.len(), o.ops.len(), o.roots), (10, 14, 9, Roots::All));
-        let o = options("allreduce,broadcast -d half,f32 -o sum,mulsum,mulsum:0.5 --algo auto").unwrap();
-        assert_eq!((o.collectives.len(), o.types.len(), o.algorithm), (2, 2, None));
-        assert_eq!(o.ops, [ReduceOp::Sum, ReduceOp::PreMulSum(2.0), ReduceOp::PreMulSum(0.5)]);
     }
 }

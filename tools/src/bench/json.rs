@@ -4,9 +4,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::arguments::Options;
 use super::host::Device;
 use super::measure::Half;
+use super::options::Options;
 use super::report::Row;
 use super::size::Step;
 

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use nd_comm::prelude::{Communicator, ReduceOp, Result};
 
-use super::arguments::{Average, Options};
 use super::call::{Memory, perform};
+use super::options::{Average, Options};
 use super::picture::{Case, fill, picture, wrong};
-use super::report::Progress;
+use super::progress::Progress;
 use super::sample::{Recipe, Sample};
 use super::statistics::Spread;
 

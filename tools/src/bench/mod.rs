@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `arguments` | the command line |
+//! | `arguments`, `options` | the command line; what it asks for, checked |
 //! | `start` | ranks as threads, as processes, or this process as one rank of a launcher's |
 //! | `run` | what one rank does: every type, operation, root and size |
 //! | `measure` | one case: warm up, time, check |
@@ -12,7 +12,7 @@
 //! | `sample` | values whose reductions are exact in any order — *pure* |
 //! | `size`, `number` | sizes; numbers as C's printf shows them — *pure* |
 //! | `table`, `ranges`, `json`, `plot` | the output — *pure* but for writing files |
-//! | `report` | rank 0's output: table, summary, files, progress |
+//! | `report`, `summary`, `progress` | rank 0's output: rows, what is said after them, what is told meanwhile |
 
 mod arguments;
 mod call;
@@ -22,8 +22,10 @@ mod host;
 mod json;
 mod measure;
 mod number;
+mod options;
 mod picture;
 mod plot;
+mod progress;
 mod ranges;
 mod report;
 mod run;
@@ -31,6 +33,7 @@ mod sample;
 mod size;
 mod start;
 mod statistics;
+mod summary;
 mod table;
 
 use std::process::ExitCode;

@@ -5,13 +5,14 @@ use nd_comm::number::{DataType, F8E4M3, F8E5M2, ReduceOp};
 use nd_comm::prelude::Communicator;
 use nd_comm::schedule::Collective;
 
-use super::arguments::{Options, Roots};
 use super::call::Memory;
 use super::collective::Bench;
 use super::error::Error;
 use super::measure::{Buffers, gathered, measure};
+use super::options::{Options, Roots};
 use super::picture::{Case, MARGIN};
-use super::report::{Progress, Report, Row};
+use super::progress::Progress;
+use super::report::{Report, Row};
 use super::sample::Sample;
 use super::{host, picture, sample};
 

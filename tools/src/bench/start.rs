@@ -6,8 +6,9 @@ use nd_comm::config::Config;
 use nd_comm::launch::Launch;
 use nd_comm::prelude::Communicator;
 
-use super::arguments::{Options, Roots, Transport};
+use super::arguments::Transport;
 use super::error::Error;
+use super::options::{Options, Roots};
 use super::run;
 use crate::launch::{Ended, Event, Group, Output, Plan};
 
