@@ -374,17 +374,19 @@ impl Endpoint {
         Some(Error::PeerLost { rank: peer, host, cause })
     }
 
-    /// Waits until `look` says done; false when the deadline passed first. In between, everything that can move
-    /// moves. `tick` is called now and then during long waits; its error ends the wait.
+    /// Waits until `look` says done; false when `timeout` passed first. In between, everything that can move moves.
+    /// `tick` is called now and then during long waits; its error ends the wait.
     ///
     /// Spins for a while, then sleeps until a peer signals.
     pub fn wait<E: From<Error>>(
         &self,
-        deadline: Instant,
+        timeout: Duration,
         mut look: impl FnMut() -> Result<Step, E>,
         mut tick: impl FnMut() -> Result<(), E>,
     ) -> Result<bool, E> {
         let mut idle = 0;
+        // The clock is read only once a wait has become long.
+        let mut deadline = None;
         let mut since = None;
         let mut next_tick = None;
         loop {
@@ -400,6 +402,7 @@ impl Endpoint {
                 continue;
             }
             let now = Instant::now();
+            let deadline = *deadline.get_or_insert(now + timeout);
             if now >= deadline {
                 return Ok(false);
             }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nd_transport::{Endpoint, Part, Signal, Window};
 
@@ -25,6 +25,8 @@ use crate::schedule::{
 
 /// Scratch beyond this many bytes is given back after the call.
 const KEPT_SCRATCH: u64 = 64 << 20;
+/// Plans that are kept; a program that makes more different calls than this plans them anew.
+const KEPT_PLANS: usize = 4096;
 
 /// One call, its arguments checked.
 #[derive(Debug, Clone)]
@@ -63,6 +65,30 @@ struct Key {
     sends: bool,
 }
 
+impl Key {
+    fn of(call: &Call) -> Key {
+        Key {
+            collective: call.collective,
+            counts: call.counts.clone(),
+            root: call.root,
+            alias: call.alias,
+            data_type: call.data_type,
+            op: call.op.map_or(0, ReduceOp::code),
+            sends: call.output.is_null(),
+        }
+    }
+
+    fn is_of(&self, call: &Call) -> bool {
+        self.collective == call.collective
+            && self.counts == call.counts
+            && self.root == call.root
+            && self.alias == call.alias
+            && self.data_type == call.data_type
+            && self.op == call.op.map_or(0, ReduceOp::code)
+            && self.sends == call.output.is_null()
+    }
+}
+
 /// A communicator's side of everything below it.
 pub struct Engine {
     endpoint: Endpoint,
@@ -73,6 +99,8 @@ pub struct Engine {
     runner: Runner,
     segments: Vec<Segment>,
     plans: HashMap<Key, Arc<Plan>>,
+    /// The last plan that was looked up: programs repeat their calls.
+    last: Option<(Key, Arc<Plan>)>,
     chooser: Chooser,
     sequence: u32,
     failed: Option<String>,
@@ -110,6 +138,7 @@ impl Engine {
             runner: Runner::default(),
             segments: Vec::new(),
             plans: HashMap::new(),
+            last: None,
             chooser,
             sequence: 0,
             failed: None,
@@ -275,22 +304,32 @@ impl Engine {
     }
 
     fn plan(&mut self, call: &Call) -> Result<Arc<Plan>> {
-        let key = Key {
-            collective: call.collective,
-            counts: call.counts.clone(),
-            root: call.root,
-            alias: call.alias,
-            data_type: call.data_type,
-            op: call.op.map_or(0, ReduceOp::code),
-            sends: call.output.is_null(),
-        };
-        if let Some(plan) = self.plans.get(&key) {
+        if let Some((key, plan)) = &self.last
+            && key.is_of(call)
+        {
             return Ok(plan.clone());
         }
+        let key = Key::of(call);
+        let plan = match self.plans.get(&key) {
+            Some(plan) => plan.clone(),
+            None => {
+                let plan = Arc::new(self.new_plan(call)?);
+                if self.plans.len() >= KEPT_PLANS {
+                    self.plans.clear();
+                }
+                self.plans.insert(key.clone(), plan.clone());
+                plan
+            }
+        };
+        self.last = Some((key, plan.clone()));
+        Ok(plan)
+    }
+
+    fn new_plan(&self, call: &Call) -> Result<Plan> {
         let (rank, shape) = (self.rank(), self.shape(call));
         let (program, algorithm) = if call.collective == Collective::SendRecv {
             let (peer, count) = (call.root, call.counts.part(0));
-            let instruction = match key.sends {
+            let instruction = match call.output.is_null() {
                 true => {
                     Instruction::Send { to: peer, src: Span { space: Space::Input, start: 0, len: count } }
                 }
@@ -320,9 +359,7 @@ impl Engine {
         let world_size = self.endpoint.world_size();
         let kernel =
             kernel.map(|op| Kernel::new(call.data_type, op, world_size)).transpose().map_err(invalid)?;
-        let plan = Arc::new(Plan::new(&program, &shape, rank, call.data_type, kernel, algorithm));
-        self.plans.insert(key, plan.clone());
-        Ok(plan)
+        Ok(Plan::new(&program, &shape, rank, call.data_type, kernel, algorithm))
     }
 
     /// Which algorithm performs a call, and why.
@@ -353,7 +390,6 @@ impl Engine {
             false => ((segment + lane) % MAX_LANES, (segment + lane) % MAX_LANES),
         };
         self.runner.prepare(segments, self.channels.len(), place);
-        let start = Instant::now();
         let Engine { endpoint, channels, runner, .. } = self;
         let runner = std::cell::RefCell::new(runner);
         let channels = std::cell::RefCell::new(channels);
@@ -370,7 +406,7 @@ impl Engine {
             let awaited = runner.borrow().awaited(segments);
             Ok(reports(endpoint, &channels.borrow(), &awaited)?)
         };
-        let done = endpoint.wait(start + timeout, look, tick).map_err(|e| failure(endpoint, e))?;
+        let done = endpoint.wait(timeout, look, tick).map_err(|e| failure(endpoint, e))?;
         if done {
             return Ok(());
         }

@@ -184,6 +184,17 @@ impl LocalLink {
     }
 }
 
+impl Drop for LocalLink {
+    fn drop(&mut self) {
+        // What was put arrives, as with every other transport whose endpoint is dropped in order.
+        let delayed = self.delayed.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for put in delayed.queue.drain(..) {
+            // SAFETY: the bytes are owned.
+            unsafe { self.mapped.put(&[Part::of(&put.bytes)], put.at, put.signal) };
+        }
+    }
+}
+
 impl Link for LocalLink {
     fn peer(&self) -> usize {
         self.peer
