@@ -197,7 +197,7 @@ fn algorithm(text: String) -> Result<Option<String>, Error> {
     }
     let lower = text.to_ascii_lowercase();
     let names: Vec<_> = schedule::algorithms().iter().map(|a| a.name()).collect();
-    for name in lower.split(',').filter(|name| !names.contains(name)) {
+    if let Some(name) = lower.split(',').find(|name| !names.contains(name)) {
         let hint =
             nearest(name, names.iter().copied()).map_or(String::new(), |n| format!("; did you mean {n}?"));
         return wrong(format!(

@@ -50,11 +50,11 @@ impl Progress {
 
     /// Between the timed parts: a bar that moved by itself would take time from the ranks.
     pub fn phase(&self, what: impl FnOnce() -> String) {
-        if let (Some(bar), Some((bench, bytes))) = (&self.bar, self.what.get()) {
-            if self.began.get().elapsed() > PATIENCE {
-                bar.set_position(self.done.get());
-                bar.set_message(format!("{bench} {}: {}", size::show(bytes), what()));
-            }
+        if let (Some(bar), Some((bench, bytes))) = (&self.bar, self.what.get())
+            && self.began.get().elapsed() > PATIENCE
+        {
+            bar.set_position(self.done.get());
+            bar.set_message(format!("{bench} {}: {}", size::show(bytes), what()));
         }
     }
 

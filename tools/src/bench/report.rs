@@ -142,12 +142,12 @@ impl Report {
         let rows = &self.rows[self.first..];
         let mut text = table::footer(bench.name(), wrong(rows), mean_bus_bandwidth(rows, self.ranks));
         text += &ways(bench, rows, self.options.explain);
-        if bench.0 != nd_comm::schedule::Collective::Barrier {
-            if let Some(path) = &self.options.plot {
-                for (path, plot) in plots(path, &self.options, bench, rows, self.ranks) {
-                    plot.write(&path)?;
-                    text += &format!("# plot: {}\n", path.display());
-                }
+        if let Some(path) = &self.options.plot
+            && bench.0 != nd_comm::schedule::Collective::Barrier
+        {
+            for (path, plot) in plots(path, &self.options, bench, rows, self.ranks) {
+                plot.write(&path)?;
+                text += &format!("# plot: {}\n", path.display());
             }
         }
         self.print(&text)

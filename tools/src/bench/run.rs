@@ -20,10 +20,10 @@ use super::{host, picture, sample};
 pub fn rank(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Error> {
     let devices = host::devices(comm)?;
     check_memory(comm, options)?;
-    if let Roots::One(root) = options.roots {
-        if root >= comm.world_size() {
-            return Err(super::start::no_such_root(root, comm.world_size()));
-        }
+    if let Roots::One(root) = options.roots
+        && root >= comm.world_size()
+    {
+        return Err(super::start::no_such_root(root, comm.world_size()));
     }
     let mut report = match comm.rank() {
         0 => Some(Report::new(options, comm.world_size(), how, devices)?),
