@@ -1,3 +1,4 @@
 //! What the commands share: starting ranks, sizes, tables and plots.
 
+pub mod bench;
 pub mod launch;

@@ -1,0 +1,207 @@
+//! What one rank does: every collective, type, operation, root and size.
+
+use nd_comm::communicator::Explanation;
+use nd_comm::number::{DataType, F8E4M3, F8E5M2, ReduceOp};
+use nd_comm::prelude::Communicator;
+use nd_comm::schedule::Collective;
+
+use super::call::Memory;
+use super::collective::Bench;
+use super::error::Error;
+use super::measure::{Buffers, gathered, measure};
+use super::options::{Options, Roots};
+use super::picture::{Case, MARGIN};
+use super::progress::Progress;
+use super::report::{Report, Row};
+use super::sample::Sample;
+use super::{host, picture, sample};
+
+/// Measures all that is asked for; the number of wrong elements, which is the same on every rank.
+pub fn rank(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Error> {
+    let devices = host::devices(comm)?;
+    check_memory(comm, options)?;
+    if let Roots::One(root) = options.roots
+        && root >= comm.world_size()
+    {
+        return Err(super::start::no_such_root(root, comm.world_size()));
+    }
+    let mut report = match comm.rank() {
+        0 => Some(Report::new(options, comm.world_size(), how, devices)?),
+        _ => None,
+    };
+    let mut wrong = 0;
+    for bench in &options.collectives {
+        if let Some(report) = &mut report {
+            report.begin(*bench)?;
+        }
+        let types = if bench.0 == Collective::Barrier { &[DataType::U8][..] } else { &options.types };
+        for data_type in types {
+            let mut task = Task { comm, options, bench: *bench, report: report.as_mut(), wrong: 0 };
+            match data_type {
+                DataType::I8 => task.run::<i8>(),
+                DataType::U8 => task.run::<u8>(),
+                DataType::I16 => task.run::<i16>(),
+                DataType::U16 => task.run::<u16>(),
+                DataType::I32 => task.run::<i32>(),
+                DataType::U32 => task.run::<u32>(),
+                DataType::I64 => task.run::<i64>(),
+                DataType::U64 => task.run::<u64>(),
+                DataType::F16 => task.run::<half::f16>(),
+                DataType::BF16 => task.run::<half::bf16>(),
+                DataType::F32 => task.run::<f32>(),
+                DataType::F64 => task.run::<f64>(),
+                DataType::F8E4M3 => task.run::<F8E4M3>(),
+                DataType::F8E5M2 => task.run::<F8E5M2>(),
+            }?;
+            wrong += task.wrong;
+        }
+        if let Some(report) = &mut report {
+            report.end(*bench)?;
+        }
+    }
+    if let Some(report) = report {
+        report.finish()?;
+    }
+    Ok(wrong)
+}
+
+/// One collective with one type.
+struct Task<'a> {
+    comm: &'a Communicator,
+    options: &'a Options,
+    bench: Bench,
+    report: Option<&'a mut Report>,
+    wrong: u64,
+}
+
+impl Task<'_> {
+    fn run<T: Sample>(&mut self) -> Result<(), Error> {
+        let (comm, options, bench) = (self.comm, self.options, self.bench);
+        let ops: Vec<Option<ReduceOp>> = match bench.0.reduces() {
+            true => options.ops.iter().filter(|op| op.supports(T::DATA_TYPE)).map(|op| Some(*op)).collect(),
+            false => vec![None],
+        };
+        let roots = match options.roots {
+            _ if !bench.0.has_root() => 0..1,
+            Roots::One(root) => root..root + 1,
+            Roots::All => 0..comm.world_size(),
+        };
+        let longest = bench.lengths(options.last, size_of::<T>(), comm.world_size());
+        let room = longest.send.max(longest.recv) + MARGIN;
+        let mut buffers = Buffers::<T> {
+            send: Memory::new(comm, options.registered, room)?,
+            recv: Memory::new(comm, options.registered, room)?,
+        };
+        for op in ops {
+            for root in roots.clone() {
+                self.touch(op, &mut buffers);
+                let mut cycle = 0;
+                while options.cycles == 0 || cycle < options.cycles {
+                    for bytes in self.sizes() {
+                        self.row(bytes, op, root, &mut buffers)?;
+                    }
+                    cycle += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sizes(&self) -> Vec<u64> {
+        if self.bench.0 == Collective::Barrier { vec![0] } else { self.options.sizes() }
+    }
+
+    /// Numbers that no later sum turns into something slow, on pages that are there.
+    fn touch<T: Sample>(&self, op: Option<ReduceOp>, buffers: &mut Buffers<T>) {
+        let recipe = sample::Recipe::new::<T>(op, self.comm.world_size(), 0);
+        let own = picture::Content::Input { rank: self.comm.rank(), start: 0 };
+        for buffer in [&mut buffers.send, &mut buffers.recv] {
+            let len = buffer.len();
+            picture::fill(&recipe, &vec![(len, own)], buffer);
+        }
+    }
+
+    fn row<T: Sample>(
+        &mut self,
+        bytes: u64,
+        op: Option<ReduceOp>,
+        root: usize,
+        buffers: &mut Buffers<T>,
+    ) -> Result<(), Error> {
+        let (comm, options, bench) = (self.comm, self.options, self.bench);
+        let lengths = bench.lengths(bytes, size_of::<T>(), comm.world_size());
+        let size = (lengths.send.max(lengths.recv) * size_of::<T>()) as u64;
+        let silent = Progress::none();
+        let progress = self.report.as_ref().map_or(&silent, |r| r.progress());
+        progress.size(bench, size);
+        let case = |in_place| Case {
+            collective: bench.0,
+            in_place,
+            ranks: comm.world_size(),
+            rank: comm.rank(),
+            root,
+            count: lengths.count,
+        };
+        let apart = measure(comm, options, &case(false), op, buffers, progress)?;
+        let in_place = match bench.in_place() {
+            true => Some(measure(comm, options, &case(true), op, buffers, progress)?),
+            false => None,
+        };
+        self.wrong +=
+            [Some(&apart), in_place.as_ref()].into_iter().flatten().filter_map(|h| h.wrong).sum::<u64>();
+        if let Some(report) = &mut self.report {
+            let explanation = explain(comm, bench, lengths.count as u64, T::DATA_TYPE, op)?;
+            report.row(Row {
+                bench,
+                size,
+                count: lengths.count,
+                data_type: (bench.0 != Collective::Barrier).then_some(T::DATA_TYPE),
+                op,
+                root: bench.0.has_root().then_some(root),
+                apart,
+                in_place,
+                explanation,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn explain(
+    comm: &Communicator,
+    bench: Bench,
+    count: u64,
+    data_type: DataType,
+    op: Option<ReduceOp>,
+) -> nd_comm::Result<Explanation> {
+    if bench.0 != Collective::SendRecv {
+        return comm.explain(bench.0, count, data_type, op);
+    }
+    // There is nothing to choose, so there is nothing to ask but how ranks are reached.
+    let links = comm.explain(Collective::Barrier, 0, DataType::U8, None)?;
+    Ok(Explanation {
+        algorithm: "direct",
+        why: "one message to the next rank, one from the one before".into(),
+        ..links
+    })
+}
+
+/// Refuses what would only be found out by the kernel's out-of-memory killer.
+fn check_memory(comm: &Communicator, options: &Options) -> Result<(), Error> {
+    let Some(available) = host::available_memory() else { return Ok(()) };
+    // Asked on one host at one moment, so that all ranks come to one answer; the least of all hosts counts.
+    let available = gathered(comm, &[available])?.into_iter().min().unwrap_or(0);
+    let here = comm.host_ranks().len() as u64;
+    let here = gathered(comm, &[here])?.into_iter().max().unwrap_or(1);
+    let needed = options.last.saturating_mul(2).saturating_mul(here);
+    if needed <= available {
+        return Ok(());
+    }
+    let show = super::size::show;
+    Err(Error::Usage(format!(
+        "-e {}: {here} ranks of one host with two buffers each need {}, the host has {} free; lower -e or --ranks",
+        show(options.last),
+        show(needed),
+        show(available),
+    )))
+}

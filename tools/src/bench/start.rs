@@ -1,0 +1,174 @@
+//! Ranks as threads, as processes, or this process as one rank of a launcher's.
+
+use std::time::{Duration, Instant};
+
+use nd_comm::config::Config;
+use nd_comm::launch::Launch;
+use nd_comm::prelude::Communicator;
+
+use super::arguments::Transport;
+use super::error::Error;
+use super::options::{Options, Roots};
+use super::run;
+use crate::launch::{Ended, Event, Group, Output, Plan};
+
+/// When a rank has failed, the others have so long to find out and say so.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Runs all ranks that are this process's business; whether all elements were right.
+pub fn run(options: &Options) -> Result<bool, Error> {
+    let config = config(options)?;
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(config.debug).init();
+    if let Some(launch) = launched()? {
+        return one(options, &launch, &config);
+    }
+    let ranks = options.ranks.unwrap_or_else(one_per_core);
+    match options.roots {
+        Roots::One(root) if root >= ranks => return Err(no_such_root(root, ranks)),
+        _ => {}
+    }
+    if options.threads { threads(options, ranks, &config) } else { processes(ranks) }
+}
+
+/// What the command line says about the communicator is stronger than the environment.
+fn config(options: &Options) -> Result<Config, Error> {
+    let mut config = Config::from_env()?;
+    if let Some(algorithm) = &options.algorithm {
+        config = config.with("ND_ALGO", algorithm)?;
+    }
+    let transport = match options.transport {
+        Some(Transport::Auto) => "auto",
+        Some(Transport::Shm) => "shm",
+        Some(Transport::Tcp) => "tcp",
+        Some(Transport::Local) | None => return Ok(config),
+    };
+    Ok(config.with("ND_TRANSPORT", transport)?)
+}
+
+/// The rank that a launcher gave this process, if one started it.
+fn launched() -> Result<Option<Launch>, Error> {
+    const RANKS: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
+    match Launch::from_env() {
+        Ok(launch) => Ok(Some(launch)),
+        // A rank without a size is a launcher's mistake, not a wish to start ranks here.
+        Err(e) if RANKS.iter().any(|name| std::env::var_os(name).is_some_and(|v| !v.is_empty())) => {
+            Err(e.into())
+        }
+        Err(_) => Ok(None),
+    }
+}
+
+fn one_per_core() -> usize {
+    std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
+}
+
+/// `-r` is out of range.
+pub fn no_such_root(root: usize, ranks: usize) -> Error {
+    let most = ranks - 1;
+    Error::Usage(format!("-r {root}: no such rank; ranks are 0 to {most}, and -1 means each in turn"))
+}
+
+/// This process is one rank.
+fn one(options: &Options, launch: &Launch, config: &Config) -> Result<bool, Error> {
+    let measured = || {
+        if options.threads {
+            return Err(Error::Usage(format!(
+                "--threads: {} started this process as one rank; leave it out",
+                launch.launcher
+            )));
+        }
+        if let Some(n) = options.ranks.filter(|n| *n != launch.world_size) {
+            let (launcher, size) = (launch.launcher, launch.world_size);
+            return Err(Error::Usage(format!(
+                "--ranks {n}: {launcher} started {size} ranks; leave --ranks out"
+            )));
+        }
+        let comm = Communicator::from_launch(launch, config)?;
+        run::rank(&comm, options, &format!("{} as processes", plural(launch.world_size)))
+    };
+    match measured() {
+        // Rank 0 speaks for all, and goes when the table is there.
+        Ok(wrong) => Ok(wrong == 0 || launch.rank > 0),
+        Err(e) if launch.rank > 0 && (e.is_echo() || e.code() == 2) => Err(Error::Told(e.code())),
+        Err(e) => Err(e),
+    }
+}
+
+fn plural(ranks: usize) -> String {
+    format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" })
+}
+
+/// Starts this program again for each rank.
+fn processes(ranks: usize) -> Result<bool, Error> {
+    let program = std::env::current_exe().map_err(|e| {
+        Error::Machine(format!("cannot find this program to start ranks of it: {e}; is /proc mounted?"))
+    })?;
+    let mut plan = Plan::new(program, ranks);
+    plan.arguments = std::env::args_os().skip(1).collect();
+    plan.output = Output::Inherited;
+    let mut group = Group::spawn(&plan, 0).map_err(|e| Error::Machine(e.to_string()))?;
+    while group.running() > 0 {
+        let Event::Ended(ended) = group.wait(None, None) else { continue };
+        if ended.code() != 0 {
+            return failed(&mut group, &ended);
+        }
+    }
+    Ok(true)
+}
+
+/// Waits until the others have said what they know, ends them, and tells who was first.
+fn failed(group: &mut Group, first: &Ended) -> Result<bool, Error> {
+    let until = Instant::now() + GRACE;
+    while group.running() > 0 && matches!(group.wait(None, Some(until)), Event::Ended(_)) {}
+    group.end(Duration::from_millis(200));
+    match first.code() {
+        // It has said why.
+        code @ (1 | 2) if first.rank == 0 || code == 2 => Err(Error::Told(code as u8)),
+        _ => Err(Error::Machine(format!(
+            "rank {} (pid {}) failed first: {}; the other ranks were ended; look at what it said above",
+            first.rank,
+            first.pid,
+            first.why()
+        ))),
+    }
+}
+
+fn threads(options: &Options, n: usize, config: &Config) -> Result<bool, Error> {
+    let ranks = Communicator::local_with(n, config)?;
+    let how = format!("{} as threads", plural(n));
+    let results: Vec<Result<u64, Error>> = std::thread::scope(|scope| {
+        let spawned: Vec<_> = ranks
+            .into_iter()
+            .map(|comm| {
+                let name = format!("rank {}", comm.rank());
+                let (how, rank) = (&how, move |how: &str| run::rank(&comm, options, how));
+                std::thread::Builder::new().name(name).spawn_scoped(scope, move || rank(how))
+            })
+            .collect();
+        let join =
+            |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<u64, Error>>>| match thread {
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|_| Err(Error::Machine("a rank panicked; report this".into()))),
+                Err(e) => Err(Error::Machine(format!(
+                    "cannot start a thread: {e}; lower --ranks, or raise `ulimit -u`"
+                ))),
+            };
+        spawned.into_iter().map(join).collect()
+    });
+    first_cause(results).map(|wrong| wrong == 0)
+}
+
+/// What happened first: an error that only follows from another rank's is told only if there is no other.
+fn first_cause(results: Vec<Result<u64, Error>>) -> Result<u64, Error> {
+    let mut echo = None;
+    let mut wrong = 0;
+    for result in results {
+        match result {
+            Ok(n) => wrong = n,
+            Err(e) if e.is_echo() => echo = echo.or(Some(e)),
+            Err(e) => return Err(e),
+        }
+    }
+    echo.map_or(Ok(wrong), Err)
+}
