@@ -20,7 +20,10 @@ use crate::{Card, Choice, Config, Error, HostId, Link, Region, Result, Window, s
 
 /// How long a wait spins before it sleeps, when every rank of the host has a core of its own.
 const SPIN: Duration = Duration::from_micros(200);
-/// The same, when ranks share cores: long enough for a rank that runs on another core to answer.
+/// How much of that it spins without letting others run: within this time an answer comes from a rank that is
+/// running, on a core of its own.
+const SPIN_ALONE: Duration = Duration::from_micros(10);
+/// The same as [`SPIN`], when ranks share cores: long enough for a rank that runs on another core to answer.
 const SPIN_CROWDED: Duration = Duration::from_micros(5);
 /// How often a long wait looks at the world: lost peers, reported failures.
 const TICK: Duration = Duration::from_millis(100);
@@ -411,7 +414,8 @@ impl Endpoint {
                 tick()?;
                 next_tick = Some(now + TICK);
             }
-            if now.duration_since(*since.get_or_insert(now)) >= self.spin {
+            let spun = now.duration_since(*since.get_or_insert(now));
+            if spun >= self.spin {
                 let mut found = Ok(Step::Idle);
                 self.sleep((deadline - now).min(TICK), || {
                     found = look();
@@ -422,7 +426,7 @@ impl Endpoint {
                     Step::Moved => (idle, since) = (0, None),
                     Step::Idle => {}
                 }
-            } else if self.crowded {
+            } else if self.crowded || spun >= SPIN_ALONE {
                 std::thread::yield_now();
             }
         }
