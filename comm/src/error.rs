@@ -1,5 +1,6 @@
 //! What can go wrong in a communicator.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::exec::stamp::Stamp;
@@ -8,7 +9,7 @@ use crate::exec::stamp::Stamp;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed. Messages name the rank, the value, the limit and the remedy.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The caller's arguments do not fit together; nothing was sent.
@@ -120,4 +121,11 @@ pub enum Error {
         /// Why.
         source: nd_transport::Error,
     },
+}
+
+/// The message: what a program prints whose `main` returns this error.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
 }

@@ -3,9 +3,11 @@
 //! | module | what |
 //! |---|---|
 //! | [`worlds`] | ranks as threads of one process, over every transport, real or broken on purpose |
+//! | [`hosts`] | network namespaces as hosts |
 //! | [`oracle`] | the reproducible order of reduction, in a few lines |
 //! | [`sample`] | element types, with values to test them on |
 
+pub mod hosts;
 pub mod oracle;
 pub mod sample;
 pub mod worlds;

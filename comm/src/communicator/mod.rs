@@ -125,7 +125,7 @@ impl Communicator {
     /// # Errors
     /// When the address space for registered memory is used up.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        let bytes = (len as u64).checked_mul(size_of::<T>() as u64).unwrap_or(u64::MAX);
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let window = self
             .shared
             .region

@@ -17,6 +17,9 @@ pub struct Pending<B> {
     buffers: std::marker::PhantomData<fn() -> B>,
 }
 
+/// What starting a call gives: the call, or, when it cannot be started, the buffers back.
+pub type Started<B> = Result<Pending<B>, Returned<B>>;
+
 /// An error, and the buffers of the call that it belongs to. `?` makes an [`Error`] of it.
 pub struct Returned<B> {
     /// Why the call failed.
@@ -48,11 +51,7 @@ impl Communicator {
     /// # Safety
     /// `call` is about `buffers` alone, which stay where they are when the value is moved.
     #[allow(unsafe_code)] // passes the promise on
-    pub(super) unsafe fn start<B: Send + 'static>(
-        &self,
-        call: Result<Call>,
-        buffers: B,
-    ) -> Result<Pending<B>, Returned<B>> {
+    pub(super) unsafe fn start<B: Send + 'static>(&self, call: Result<Call>, buffers: B) -> Started<B> {
         let checked =
             if self.shared.forked.since() { Err(Error::Forked { rank: self.rank() }) } else { call };
         let call = match checked {

@@ -6,17 +6,13 @@
 #![allow(unsafe_code)] // hands owned buffers to the worker
 
 use super::Communicator;
-use super::pending::{Pending, Returned};
+use super::pending::Started;
 use crate::buffer::Owned;
 use crate::number::{Element, ReduceOp};
 
 impl Communicator {
     /// Starts [`Communicator::all_reduce`].
-    pub fn all_reduce_start<T: Element, B: Owned<T>>(
-        &self,
-        mut buffer: B,
-        op: ReduceOp,
-    ) -> Result<Pending<B>, Returned<B>> {
+    pub fn all_reduce_start<T: Element, B: Owned<T>>(&self, mut buffer: B, op: ReduceOp) -> Started<B> {
         let call = self.arguments().all_reduce(buffer.elements_mut().into(), op);
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, buffer) }
@@ -28,7 +24,7 @@ impl Communicator {
         send: S,
         mut recv: R,
         op: ReduceOp,
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call = self.arguments().all_reduce_into(send.elements().into(), recv.elements_mut().into(), op);
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, (send, recv)) }
@@ -40,7 +36,7 @@ impl Communicator {
         send: S,
         mut recv: R,
         op: ReduceOp,
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call = self.arguments().reduce_scatter(send.elements().into(), recv.elements_mut().into(), op);
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, (send, recv)) }
@@ -53,7 +49,7 @@ impl Communicator {
         mut recv: R,
         counts: &[usize],
         op: ReduceOp,
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call =
             self.arguments().reduce_scatter_v(send.elements().into(), recv.elements_mut().into(), counts, op);
         // SAFETY: the call is about these buffers alone.
@@ -65,7 +61,7 @@ impl Communicator {
         &self,
         send: S,
         mut recv: R,
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call = self.arguments().all_gather(send.elements().into(), recv.elements_mut().into());
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, (send, recv)) }
@@ -77,18 +73,14 @@ impl Communicator {
         send: S,
         mut recv: R,
         counts: &[usize],
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call = self.arguments().all_gather_v(send.elements().into(), recv.elements_mut().into(), counts);
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, (send, recv)) }
     }
 
     /// Starts [`Communicator::broadcast`].
-    pub fn broadcast_start<T: Element, B: Owned<T>>(
-        &self,
-        mut buffer: B,
-        root: usize,
-    ) -> Result<Pending<B>, Returned<B>> {
+    pub fn broadcast_start<T: Element, B: Owned<T>>(&self, mut buffer: B, root: usize) -> Started<B> {
         let call = self.arguments().broadcast(buffer.elements_mut().into(), root);
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, buffer) }
@@ -101,7 +93,7 @@ impl Communicator {
         mut recv: R,
         op: ReduceOp,
         root: usize,
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call = self.arguments().reduce(send.elements().into(), recv.elements_mut().into(), op, root);
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, (send, recv)) }
@@ -113,7 +105,7 @@ impl Communicator {
         send: S,
         mut recv: R,
         root: usize,
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call = self.arguments().gather(send.elements().into(), recv.elements_mut().into(), root);
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, (send, recv)) }
@@ -126,7 +118,7 @@ impl Communicator {
         mut recv: R,
         counts: &[usize],
         root: usize,
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call =
             self.arguments().gather_v(send.elements().into(), recv.elements_mut().into(), counts, root);
         // SAFETY: the call is about these buffers alone.
@@ -139,7 +131,7 @@ impl Communicator {
         send: S,
         mut recv: R,
         root: usize,
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call = self.arguments().scatter(send.elements().into(), recv.elements_mut().into(), root);
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, (send, recv)) }
@@ -152,7 +144,7 @@ impl Communicator {
         counts: &[usize],
         mut recv: R,
         root: usize,
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call =
             self.arguments().scatter_v(send.elements().into(), counts, recv.elements_mut().into(), root);
         // SAFETY: the call is about these buffers alone.
@@ -164,7 +156,7 @@ impl Communicator {
         &self,
         send: S,
         mut recv: R,
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call = self.arguments().all_to_all(send.elements().into(), recv.elements_mut().into());
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, (send, recv)) }
@@ -177,7 +169,7 @@ impl Communicator {
         send_counts: &[usize],
         mut recv: R,
         recv_counts: &[usize],
-    ) -> Result<Pending<(S, R)>, Returned<(S, R)>> {
+    ) -> Started<(S, R)> {
         let call = self.arguments().all_to_all_v(
             send.elements().into(),
             send_counts,
@@ -189,29 +181,21 @@ impl Communicator {
     }
 
     /// Starts [`Communicator::send`].
-    pub fn send_start<T: Element, B: Owned<T>>(
-        &self,
-        buffer: B,
-        to: usize,
-    ) -> Result<Pending<B>, Returned<B>> {
+    pub fn send_start<T: Element, B: Owned<T>>(&self, buffer: B, to: usize) -> Started<B> {
         let call = self.arguments().send(buffer.elements().into(), to);
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, buffer) }
     }
 
     /// Starts [`Communicator::recv`].
-    pub fn recv_start<T: Element, B: Owned<T>>(
-        &self,
-        mut buffer: B,
-        from: usize,
-    ) -> Result<Pending<B>, Returned<B>> {
+    pub fn recv_start<T: Element, B: Owned<T>>(&self, mut buffer: B, from: usize) -> Started<B> {
         let call = self.arguments().recv(buffer.elements_mut().into(), from);
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, buffer) }
     }
 
     /// Starts [`Communicator::barrier`].
-    pub fn barrier_start(&self) -> Result<Pending<()>, Returned<()>> {
+    pub fn barrier_start(&self) -> Started<()> {
         // SAFETY: there are no buffers.
         unsafe { self.start(Ok(self.arguments().barrier()), ()) }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use nd_transport::{Endpoint, Part, Signal, Window};
+use nd_transport::{Endpoint, Part, Signal, Step, Window};
 
 use super::channel::Channel;
 use super::layout::{self, FAILURE, LANES, P2P_LANE, REPORT};
@@ -51,6 +51,9 @@ pub struct Call {
 
 // SAFETY: a call is performed by one thread at a time, while its caller waits or has given its buffers away.
 unsafe impl Send for Call {}
+
+/// How long a rank that gives up waits for its report to leave.
+const TELLING: Duration = Duration::from_millis(500);
 
 /// What a plan is made for; the layout does not change.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -177,20 +180,24 @@ impl Engine {
         let mut segments = std::mem::take(&mut self.segments);
         segments.clear();
         // SAFETY: the caller's promise.
-        let result = calls
-            .iter()
-            .enumerate()
-            .try_for_each(|(i, call)| {
-                segments.push(unsafe { self.segment(call, i)? });
-                Ok(())
-            })
-            .and_then(|()| unsafe { self.run(calls, &segments) });
+        let result = unsafe { self.perform_with(calls, &mut segments) };
         segments.clear();
         self.segments = segments;
         if self.scratch.iter().map(Window::len).sum::<u64>() > KEPT_SCRATCH {
             self.scratch.clear();
         }
         result.inspect_err(|e| self.fail(e))
+    }
+
+    /// # Safety
+    /// As for [`Engine::perform`].
+    unsafe fn perform_with(&mut self, calls: &[Call], segments: &mut Vec<Segment>) -> Result<()> {
+        for (i, call) in calls.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            segments.push(unsafe { self.segment(call, i)? });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.run(calls, segments) }
     }
 
     /// Copies what the rank sends to itself; the k-th send belongs to the k-th receive.
@@ -420,7 +427,7 @@ impl Engine {
         })
     }
 
-    /// Tells the peers that this rank gives up, and why, unless it only repeats what a peer told.
+    /// Tells the peers that this rank gives up, and why, in the words of whoever found out first.
     fn fail(&mut self, error: &Error) {
         // Wrong arguments are found before anything is sent.
         if matches!(error, Error::InvalidArgument { .. } | Error::Config { .. } | Error::Failed { .. })
@@ -431,25 +438,30 @@ impl Engine {
         }
         self.failed.get_or_insert_with(|| error.to_string());
         let report = match error {
-            Error::Mismatch { rank, ours, peer, theirs } if *rank == self.rank() => {
-                Report::Mismatch { ours: *ours, peer: *peer, theirs: *theirs }
+            Error::Mismatch { rank, ours, peer, theirs } => {
+                Report::Mismatch { rank: *rank, ours: *ours, peer: *peer, theirs: *theirs }
             }
-            _ => Report::Failed { why: error.to_string() },
+            Error::PeerFailed { culprit, why, .. } => Report::Failed { culprit: *culprit, why: why.clone() },
+            _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
         };
         self.tell(&report);
     }
 
+    /// Reports to every peer that can be reached within [`TELLING`]; the others find out by themselves.
     fn tell(&mut self, report: &Report) {
         let bytes = report.encode();
+        let mut told = Vec::new();
         for channels in self.channels.iter().flatten() {
-            let at = channels[0].remote() + FAILURE;
+            let (link, at) = (channels[0].link(), channels[0].remote() + FAILURE);
             // SAFETY: the report is short and copied by the link.
-            let put =
-                unsafe { channels[0].link().put(&[Part::of(&bytes)], at + 8, Some(Signal { at, value: 1 })) };
-            // A peer that cannot be reached finds out by itself.
-            let _ = put;
+            let put = unsafe { link.put(&[Part::of(&bytes)], at + 8, Some(Signal { at, value: 1 })) };
+            told.extend(put.ok().map(|ticket| (link, ticket)));
         }
-        let _ = self.endpoint.progress();
+        let look = || {
+            told.retain(|(link, ticket)| !link.flushed(*ticket));
+            Ok::<_, nd_transport::Error>(if told.is_empty() { Step::Done } else { Step::Idle })
+        };
+        let _ = self.endpoint.wait(TELLING, look, || Ok(()));
     }
 }
 
@@ -478,9 +490,9 @@ fn reports(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>], awaited: 
                 let why = "it dropped its communicator while this rank still waits for it".into();
                 return Err(Error::PeerFailed { rank, culprit: peer, why });
             }
-            Report::Failed { why } => return Err(Error::PeerFailed { rank, culprit: peer, why }),
-            Report::Mismatch { ours, peer: other, theirs } => {
-                return Err(Error::Mismatch { rank: peer, ours, peer: other, theirs });
+            Report::Failed { culprit, why } => return Err(Error::PeerFailed { rank, culprit, why }),
+            Report::Mismatch { rank, ours, peer, theirs } => {
+                return Err(Error::Mismatch { rank, ours, peer, theirs });
             }
         }
     }

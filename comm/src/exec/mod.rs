@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`stamp`] | what a call is, in 24 bytes: every message carries it, so that ranks that disagree find out |
-//! | `layout` | how the inbox is laid out that every rank has for every peer |
+//! | [`layout`] | how the inbox is laid out that every rank has for every peer |
 //! | `memory` | the raw memory of inboxes and buffers |
 //! | `channel` | messages between two ranks in one lane: descriptors, slots, credits |
 //! | [`plan`] | a program, made ready to run: addresses resolved, waits numbered |
@@ -21,7 +21,7 @@
 
 pub(crate) mod channel;
 pub mod engine;
-pub(crate) mod layout;
+pub mod layout;
 pub(crate) mod memory;
 pub mod plan;
 pub(crate) mod report;

@@ -6,8 +6,10 @@ use super::stamp::Stamp;
 /// What a rank tells its peers when it gives up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// It found that another rank is in another call.
+    /// A rank found that another one is in another call.
     Mismatch {
+        /// Which rank found it.
+        rank: usize,
         /// What it called.
         ours: Stamp,
         /// The other rank.
@@ -17,6 +19,8 @@ pub enum Report {
     },
     /// Something else.
     Failed {
+        /// The rank that failed first.
+        culprit: usize,
         /// What, cut to fit.
         why: String,
     },
@@ -34,7 +38,7 @@ impl Report {
     pub fn encode(&self) -> [u8; REPORT] {
         let mut bytes = [0u8; REPORT];
         match self {
-            Report::Mismatch { ours, peer, theirs } => {
+            Report::Mismatch { rank, ours, peer, theirs } => {
                 bytes[0] = MISMATCH;
                 let words = [
                     ours.head(),
@@ -44,13 +48,15 @@ impl Report {
                     theirs.head(),
                     theirs.count,
                     u64::from(theirs.root),
+                    *rank as u64,
                 ];
                 for (to, word) in bytes[HEAD..].chunks_exact_mut(8).zip(words) {
                     to.copy_from_slice(&word.to_le_bytes());
                 }
             }
-            Report::Failed { why } => {
+            Report::Failed { culprit, why } => {
                 bytes[0] = FAILED;
+                bytes[2..6].copy_from_slice(&(*culprit as u32).to_le_bytes());
                 let room = REPORT - HEAD;
                 let end = (0..=why.len().min(room)).rev().find(|&i| why.is_char_boundary(i)).unwrap_or(0);
                 bytes[1] = end as u8;
@@ -71,11 +77,13 @@ impl Report {
                 ours: Stamp::from_wire(word(0), word(1), word(2) as u32),
                 peer: word(3) as usize,
                 theirs: Stamp::from_wire(word(4), word(5), word(6) as u32),
+                rank: word(7) as usize,
             },
             LEFT => Report::Left,
             _ => {
                 let end = (HEAD + usize::from(bytes[1])).min(REPORT);
-                Report::Failed { why: String::from_utf8_lossy(&bytes[HEAD..end]).into_owned() }
+                let culprit = u32::from_le_bytes(std::array::from_fn(|i| bytes[2 + i])) as usize;
+                Report::Failed { culprit, why: String::from_utf8_lossy(&bytes[HEAD..end]).into_owned() }
             }
         }
     }
@@ -91,10 +99,11 @@ mod tests {
         #[test]
         fn what_is_told_is_read(a: [u64; 3], b: [u64; 3], peer in 0usize..1000, why in ".{0,300}") {
             let mask = |s: [u64; 3]| Stamp::from_wire(s[0] & 0xff_ffff_ffff_ffff, s[1], s[2] as u32);
-            let report = Report::Mismatch { ours: mask(a), peer, theirs: mask(b) };
+            let report = Report::Mismatch { rank: 5, ours: mask(a), peer, theirs: mask(b) };
             prop_assert_eq!(Report::decode(&report.encode()), report);
-            match Report::decode(&Report::Failed { why: why.clone() }.encode()) {
-                Report::Failed { why: read } => prop_assert!(why.starts_with(&read) && read.len() + 4 > why.len().min(240)),
+            match Report::decode(&Report::Failed { culprit: peer, why: why.clone() }.encode()) {
+                Report::Failed { culprit, why: read } => prop_assert!(
+                    culprit == peer && why.starts_with(&read) && read.len() + 4 > why.len().min(240)),
                 other => prop_assert!(false, "{:?}", other),
             }
         }

@@ -16,7 +16,7 @@
 //! | `raw` | lent and exposed memory in system calls |
 //!
 //! **Progress.** With few connections each is simply read, which costs one system call and no detour by way of the
-//! poll: the fastest way to notice a small message. With more than [`DIRECT`] of them the poll says which are
+//! poll: the fastest way to notice a small message. With more than `DIRECT` of them the poll says which are
 //! ready. The poll is edge-triggered: a connection that it named stays `ready` until a read finds nothing.
 //!
 //! **Leaving.** A peer is lost when its connection to us ends; or, when it has none, when ours to it ends. If both

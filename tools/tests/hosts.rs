@@ -1,0 +1,118 @@
+//! Real processes on several hosts: network namespaces, shared memory within, TCP across.
+
+use std::process::{Command, Output, Stdio};
+
+use nd_tests::hosts::Hosts;
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+/// `nd-run` on every host, `ranks` ranks each, meeting at `address`; what host 0 printed.
+fn run(
+    hosts: &Hosts,
+    ranks: usize,
+    address: &str,
+    environment: &[(&str, &str)],
+    program: &[&str],
+) -> Vec<Output> {
+    let start = |host: usize| {
+        let mut command: Command = hosts.command(host, env!("CARGO_BIN_EXE_nd-run"));
+        command
+            .args(["-n", &ranks.to_string(), "--nnodes", &hosts.count().to_string()])
+            .args([
+                "--node-rank",
+                &host.to_string(),
+                "--rdzv",
+                &format!("{address}:29800"),
+                "--no-prefix",
+                "--",
+            ])
+            .args(program)
+            .env("ND_SECRET", SECRET)
+            .envs(environment.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn().expect("it starts")
+    };
+    let children: Vec<_> = (0..hosts.count()).map(start).collect();
+    children.into_iter().map(|c| c.wait_with_output().expect("it ends")).collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn all_right(outputs: &[Output]) -> String {
+    for out in outputs {
+        assert!(out.status.success(), "{}\n{}", text(&out.stdout), text(&out.stderr));
+    }
+    let table = text(&outputs[0].stdout);
+    let rows: Vec<_> = table.lines().filter(|l| !l.starts_with('#') && !l.trim().is_empty()).collect();
+    assert!(!rows.is_empty(), "{table}");
+    for row in rows {
+        let columns: Vec<_> = row.split_whitespace().collect();
+        assert!(["0", "N/A"].contains(&columns[8]) && ["0", "N/A"].contains(&columns[12]), "{row}");
+    }
+    table
+}
+
+const BENCH: &str = env!("CARGO_BIN_EXE_nd-bench");
+
+#[test]
+fn every_collective_across_two_hosts() {
+    let Some(hosts) = Hosts::new("every_collective_across_two_hosts", 2) else { return };
+    let program = [BENCH, "all", "-b", "0", "-e", "1M", "-f", "32", "-n", "2", "--explain"];
+    let table = all_right(&run(&hosts, 2, &hosts.v4(0), &[], &program));
+    assert!(table.contains("shm") && table.contains("tcp"), "{table}");
+}
+
+#[test]
+fn three_hosts_and_a_bridge_that_leads_nowhere() {
+    let Some(hosts) = Hosts::new("three_hosts_and_a_bridge_that_leads_nowhere", 3) else { return };
+    for host in 0..3 {
+        // As Docker makes it: the same address on every host.
+        hosts.ip(host, &["link", "add", "docker0", "type", "bridge"]);
+        hosts.ip(host, &["addr", "add", "172.17.0.1/16", "dev", "docker0"]);
+        hosts.ip(host, &["link", "set", "docker0", "up"]);
+    }
+    let program = [BENCH, "allreduce", "-b", "4", "-e", "64K", "-f", "64", "-n", "2", "--explain"];
+    let table = all_right(&run(&hosts, 1, &hosts.v4(0), &[], &program));
+    assert!(table.contains("eth0") && !table.contains("172.17"), "{table}");
+}
+
+#[test]
+fn hosts_with_nothing_but_ipv6() {
+    let Some(hosts) = Hosts::new("hosts_with_nothing_but_ipv6", 2) else { return };
+    for host in 0..2 {
+        let address = format!("{}/24", hosts.v4(host));
+        hosts.ip(host, &["addr", "del", &address, "dev", "eth0"]);
+    }
+    let address = format!("[{}]", hosts.v6(0));
+    let program = [BENCH, "allreduce", "-b", "4", "-e", "64K", "-f", "64", "-n", "2", "--explain"];
+    let table = all_right(&run(&hosts, 1, &address, &[], &program));
+    assert!(table.contains(&hosts.v6(0)) || table.contains(&hosts.v6(1)), "{table}");
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_named_with_those_that_are() {
+    let Some(hosts) = Hosts::new("an_interface_that_is_not_there_is_named_with_those_that_are", 2) else {
+        return;
+    };
+    let program = [BENCH, "barrier"];
+    for out in run(&hosts, 1, &hosts.v4(0), &[("ND_SOCKET_IFNAME", "ib")], &program) {
+        let error = text(&out.stderr);
+        assert!(!out.status.success());
+        assert!(error.contains("ND_SOCKET_IFNAME=ib") && error.contains("eth0"), "{error}");
+    }
+}
+
+#[test]
+fn shared_memory_between_hosts_is_refused() {
+    let Some(hosts) = Hosts::new("shared_memory_between_hosts_is_refused", 2) else { return };
+    let outputs = run(&hosts, 1, &hosts.v4(0), &[("ND_TRANSPORT", "shm")], &[BENCH, "barrier"]);
+    for out in outputs {
+        assert!(!out.status.success());
+        assert!(text(&out.stderr).contains("another host"), "{}", text(&out.stderr));
+    }
+}
