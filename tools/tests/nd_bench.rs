@@ -13,11 +13,15 @@ fn with(line: &str, environment: &[(&str, &str)]) -> Output {
     for name in inherited {
         command.env_remove(name);
     }
-    command.args(line.split_whitespace()).envs(environment.iter().copied()).output().unwrap()
+    command
+        .args(line.split_whitespace())
+        .envs(environment.iter().copied())
+        .output()
+        .expect("nd-bench can be started")
 }
 
 fn stdout(out: &Output) -> String {
-    let text = String::from_utf8(out.stdout.clone()).unwrap();
+    let text = String::from_utf8(out.stdout.clone()).expect("the table is text");
     assert!(out.status.success(), "{:?}\n{text}\n{}", out.status, stderr(out));
     text
 }
