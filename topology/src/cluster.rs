@@ -23,6 +23,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
+use crate::formats::Format;
 use crate::graph::{Graph, LinkId, NodeId, NodeKind};
 use crate::path::{PathClass, Paths};
 use crate::{Error, Result, System};
@@ -223,6 +224,10 @@ impl Cluster {
     /// [`Error::Parse`] with line and column; [`Error::Unknown`] for a machine or host that is not there;
     /// [`Error::Invalid`] for numbers that make no sense; whatever `file` gives.
     pub fn from_toml(text: &str, file: &mut dyn FnMut(&str) -> Result<System>) -> Result<Cluster> {
+        let format = crate::formats::guess(text);
+        if !matches!(format, Format::Toml | Format::Unknown) {
+            return Err(crate::formats::detect::wrong_format("a cluster in TOML", text));
+        }
         let read: File =
             toml::from_str(text).map_err(|e| crate::library::toml_error("cluster TOML", text, &e))?;
         let (mut kinds, mut hosts): (Vec<Kind>, Vec<Host>) = (Vec::new(), Vec::new());

@@ -35,8 +35,11 @@ pub(crate) fn note_link_speeds(system: &mut System, source: &str) {
     let example = system.devices.iter().find(|d| d.bus.as_str() == doubtful[0]);
     let reads = example.map_or(String::new(), |d| {
         let speed = d.link_speed.as_deref().unwrap_or("").trim();
-        let speed = if speed.is_empty() { "no speed" } else { speed };
-        format!("{speed} x{}", d.link_width.unwrap_or(0))
+        match (speed, d.link_width.unwrap_or(0)) {
+            ("", 0) => "no speed and no width".to_owned(),
+            ("", width) => format!("no speed, x{width}"),
+            (speed, width) => format!("{speed} x{width}"),
+        }
     });
     system.finding(
         source,
@@ -88,6 +91,24 @@ pub(crate) fn assume_gpus(system: &mut System, source: &str) {
                  their NVLinks are not known"
             ),
         );
+    }
+}
+
+/// What a device is, for people: virtio devices by their number (Virtual I/O Device specification, §5), others by class.
+pub fn kind_name(device: &crate::model::Device) -> &'static str {
+    match device.ids {
+        Some([0x1af4, 0x1000 | 0x1041, ..]) => "virtio network",
+        Some([0x1af4, 0x1001 | 0x1042, ..]) => "virtio block",
+        Some([0x1af4, 0x1003 | 0x1043, ..]) => "virtio console",
+        Some([0x1af4, 0x1005 | 0x1044, ..]) => "virtio entropy",
+        Some([0x1af4, 0x1002 | 0x1045, ..]) => "virtio balloon",
+        Some([0x1af4, 0x1004 | 0x1048, ..]) => "virtio SCSI",
+        Some([0x1af4, 0x1009 | 0x1049, ..]) => "virtio 9P",
+        Some([0x1af4, 0x1050, ..]) => "virtio GPU",
+        Some([0x1af4, 0x1053, ..]) => "virtio socket",
+        Some([0x1af4, 0x105a, ..]) => "virtio file system",
+        Some([0x10de, ..]) if device.class == 0x068000 => "NVSwitch",
+        _ => class_name(device.class),
     }
 }
 

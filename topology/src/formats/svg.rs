@@ -18,7 +18,7 @@ pub struct Overlay {
     pub closed: bool,
 }
 
-const GPU_W: f64 = 104.0;
+const GPU_W: f64 = 114.0;
 const GPU_H: f64 = 72.0;
 const SMALL_W: f64 = 96.0;
 const SMALL_H: f64 = 34.0;
@@ -34,7 +34,8 @@ const COLOURS: [&str; 8] =
 
 /// Draws the machine.
 pub fn write(system: &System, graph: &Graph, overlay: Option<&Overlay>) -> String {
-    let mut d = Drawing { graph, system, out: String::new(), at: vec![None; graph.nodes.len()], overlay };
+    let mut d =
+        Drawing { graph, system, out: String::new(), at: vec![None; graph.nodes.len()], overlay, span: None };
     d.draw()
 }
 
@@ -87,6 +88,8 @@ struct Drawing<'a> {
     out: String,
     at: Vec<Option<Spot>>,
     overlay: Option<&'a Overlay>,
+    /// Left and right end of the rooms.
+    span: Option<(f64, f64)>,
 }
 
 fn thickness(gbps: f64) -> f64 {
@@ -127,6 +130,7 @@ impl Drawing<'_> {
         let room_bottom = leaf_top + tallest + 22.0;
         let used: f64 = widths.iter().sum::<f64>() + 26.0 * (rooms.len() - 1) as f64;
         let mut x = (width - used) / 2.0;
+        self.span = Some((x, x + used));
         for ((numa, blocks), w) in rooms.iter().zip(&widths) {
             self.room(*numa, x, room_top, *w, room_bottom);
             let left = x + (w - sum_width(blocks)) / 2.0;
@@ -134,9 +138,9 @@ impl Drawing<'_> {
             x += w + 26.0;
         }
         if several {
-            self.sockets(interconnect, room_top, width);
+            self.sockets(interconnect, width);
         }
-        let band = self.band(room_bottom, width);
+        let band = self.band(room_bottom);
         let legend = self.legend(band + 30.0, width);
         let height = legend + 24.0;
         self.page(width, height)
@@ -262,7 +266,8 @@ impl Drawing<'_> {
                     self.uplink(*node, up, cx, y, top);
                     let text = self.graph.nodes[*node].name.clone();
                     self.shape(x, top, w, BAR, 7.0, "#f6e6c4", "#c79a3b");
-                    let label = if w > 190.0 { format!("PCIe switch  {text}") } else { text };
+                    let what = if parts.len() == 1 { "PCIe bridge" } else { "PCIe switch" };
+                    let label = if w > 190.0 { format!("{what}  {text}") } else { text };
                     self.text(cx, top + 20.0, 11.5, "middle", "#6b4e10", false, &fit(&label, w - 8.0, 11.5));
                     self.at[*node] = Some(Spot { x: cx, top, bottom: top + BAR });
                     self.place(parts, *node, x + (w - sum_width(parts)) / 2.0, top + BAR, leaf_top);
@@ -276,7 +281,8 @@ impl Drawing<'_> {
 
     /// The link from a node up to its parent's lower edge at `y`.
     fn uplink(&mut self, node: NodeId, up: NodeId, cx: f64, y: f64, top: f64) {
-        let find = |kind| self.graph.link_between(node, up, Some(kind));
+        let graph = self.graph;
+        let find = |kind| graph.link_between(node, up, Some(kind));
         for (kind, shift) in [(LinkKind::Pci, 0.0), (LinkKind::C2c, 16.0)] {
             let Some(l) = find(kind) else { continue };
             let link = &self.graph.links[l];
@@ -292,8 +298,11 @@ impl Drawing<'_> {
             if top - y > 20.0 {
                 let mark = if source == Source::Doubtful { "?" } else { "" };
                 let label = format!("{}{mark}", gbps(bandwidth));
-                let tx = x + thickness(bandwidth) / 2.0 + 4.0;
-                self.text(tx, top - 10.0, 10.5, "start", FAINT, false, &label);
+                // Beside a chip link the PCIe link's number goes to the left.
+                let left = kind == LinkKind::Pci && find(LinkKind::C2c).is_some();
+                let off = thickness(bandwidth) / 2.0 + 4.0;
+                let (tx, anchor) = if left { (x - off, "end") } else { (x + off, "start") };
+                self.text(tx, top - 10.0, 10.5, anchor, FAINT, false, &label);
             }
         }
     }
@@ -311,7 +320,7 @@ impl Drawing<'_> {
         let bus = n.bus.as_ref().map_or(String::new(), |b| b.to_string());
         let name = n.name.clone();
         self.text(cx, top + 24.0, 15.0, "middle", "#1f4d1f", true, &name);
-        self.text(cx, top + 43.0, 11.0, "middle", "#2f6b2f", false, &fit(&product, GPU_W - 8.0, 11.0));
+        self.text(cx, top + 43.0, 10.5, "middle", "#2f6b2f", false, &fit(&product, GPU_W - 6.0, 10.5));
         self.text(cx, top + 60.0, 9.5, "middle", FAINT, false, &fit(&bus, GPU_W - 8.0, 9.5));
         self.at[node] = Some(Spot { x: cx, top, bottom: top + GPU_H });
     }
@@ -344,16 +353,15 @@ impl Drawing<'_> {
     fn what(&self, node: NodeId) -> String {
         let device = self.graph.nodes[node].device.map(|d| &self.system.devices[d]);
         let Some(d) = device else { return String::new() };
-        super::class_name(d.class).to_owned()
+        super::kind_name(d).to_owned()
     }
 
-    fn sockets(&mut self, top: f64, room_top: f64, width: f64) {
+    fn sockets(&mut self, top: f64, width: f64) {
         let spots: Vec<(NodeId, Spot)> =
             self.graph.numas.iter().filter_map(|&n| Some((n, self.at[n]?))).collect();
         let (Some(first), Some(last)) = (spots.first(), spots.last()) else { return };
         let link = self.graph.links.iter().find(|l| l.kind == LinkKind::Sys);
         let bandwidth = link.map_or(0.0, |l| l.bandwidth);
-        let _ = room_top;
         for (_, s) in &spots {
             let _ = writeln!(
                 self.out,
@@ -372,7 +380,7 @@ impl Drawing<'_> {
     }
 
     /// NVLinks and the overlay, below the rooms. Returns where it ends.
-    fn band(&mut self, top: f64, width: f64) -> f64 {
+    fn band(&mut self, top: f64) -> f64 {
         let gpus: Vec<(NodeId, Spot)> =
             self.graph.gpus.iter().filter_map(|&g| Some((g, self.at[g]?))).collect();
         let pairs: Vec<(NodeId, NodeId, f64)> = self
@@ -384,14 +392,15 @@ impl Drawing<'_> {
             .map(|l| (l.from, l.to, l.bandwidth))
             .collect();
         let mut bottom = top;
+        let opacity = if self.overlay.is_some() { 0.45 } else { 0.8 };
         for &(a, b, bandwidth) in &pairs {
             let (Some(a), Some(b)) = (self.at[a], self.at[b]) else { continue };
             let depth = arc_depth(a.x, b.x);
-            bottom = f64::max(bottom, a.bottom + depth);
+            bottom = f64::max(bottom, top + depth);
             let _ = writeln!(
                 self.out,
-                "<path d=\"{}\" stroke=\"{}\" stroke-width=\"{:.1}\" stroke-opacity=\"0.75\" fill=\"none\"/>",
-                arc(a, b, depth),
+                "<path d=\"{}\" stroke=\"{}\" stroke-width=\"{:.1}\" stroke-opacity=\"{opacity}\" fill=\"none\"/>",
+                arc(a, b, top, depth),
                 colour(LinkKind::Nvl),
                 thickness(bandwidth)
             );
@@ -400,7 +409,7 @@ impl Drawing<'_> {
         let closed = self.overlay.is_some_and(|o| o.closed);
         let reach = walks.iter().flat_map(|w| steps(w, closed)).filter_map(|(a, b)| {
             let (a, b) = (self.at[a]?, self.at[b]?);
-            Some(a.bottom + arc_depth(a.x, b.x) + 18.0)
+            Some(top + arc_depth(a.x, b.x) + 18.0)
         });
         bottom = reach.fold(bottom, f64::max);
         if let (Some(switch), Some(first), Some(last)) = (self.graph.nvswitch, gpus.first(), gpus.last()) {
@@ -419,31 +428,31 @@ impl Drawing<'_> {
                     thickness(*rate)
                 );
             }
-            let (x0, x1) = ((first.1.x - 60.0).max(20.0), (last.1.x + 60.0).min(width - 20.0));
+            let (x0, x1) = self.span.unwrap_or((first.1.x - 60.0, last.1.x + 60.0));
             self.shape(x0, bar, x1 - x0, BAR + 6.0, 9.0, "#bfe3bf", "#4ba04b");
             let rate = rates.iter().copied().fold(0.0, f64::max);
             let text = format!("NVSwitch  ·  {} GB/s each way to every GPU", gbps(rate));
             self.text((x0 + x1) / 2.0, bar + 23.0, 13.0, "middle", "#1f4d1f", true, &text);
             bottom = bar + BAR + 6.0;
         }
-        self.walks();
+        self.walks(top);
         bottom
     }
 
-    fn walks(&mut self) {
+    fn walks(&mut self, top: f64) {
         let Some(overlay) = self.overlay else { return };
         for (i, walk) in overlay.walks.iter().enumerate() {
             let c = i % COLOURS.len();
             for (a, b) in steps(walk, overlay.closed) {
                 let (Some(a), Some(b)) = (self.at[a], self.at[b]) else { continue };
                 let depth = arc_depth(a.x, b.x) + 10.0;
-                // Leaves by the right of a GPU's foot and enters by the left, so that both can be told apart.
-                let side = if b.x > a.x { 16.0 } else { -16.0 };
-                let (from, to) = (Spot { x: a.x + side, ..a }, Spot { x: b.x - side, ..b });
+                // Steps leave a GPU's foot farther out than they enter it, on the side of the other.
+                let side = if b.x > a.x { 1.0 } else { -1.0 };
+                let (from, to) = (Spot { x: a.x + 34.0 * side, ..a }, Spot { x: b.x - 18.0 * side, ..b });
                 let _ = writeln!(
                     self.out,
                     "<path d=\"{}\" stroke=\"{}\" stroke-width=\"3\" fill=\"none\" marker-end=\"url(#a{c})\"/>",
-                    arc(from, to, depth),
+                    arc(from, to, top, depth),
                     COLOURS[c]
                 );
             }
@@ -492,10 +501,6 @@ impl Drawing<'_> {
         self.text(30.0, line + 4.0, 11.5, "start", FAINT, false, &notes.join("  ·  "));
         if let Some(overlay) = self.overlay {
             line += 26.0;
-            let shown = overlay.walks.len().min(COLOURS.len());
-            for c in COLOURS.iter().take(shown.max(1)) {
-                let _ = c;
-            }
             let _ = writeln!(
                 self.out,
                 "<path d=\"M30 {line:.1}h34\" stroke=\"{}\" stroke-width=\"3\" marker-end=\"url(#a0)\"/>",
@@ -507,6 +512,7 @@ impl Drawing<'_> {
         line
     }
 
+    // A rectangle has that many numbers.
     #[allow(clippy::too_many_arguments)]
     fn shape(&mut self, x: f64, y: f64, w: f64, h: f64, r: f64, fill: &str, stroke: &str) {
         let _ = writeln!(
@@ -515,6 +521,7 @@ impl Drawing<'_> {
         );
     }
 
+    // And a text as many looks.
     #[allow(clippy::too_many_arguments)]
     fn text(&mut self, x: f64, y: f64, size: f64, anchor: &str, fill: &str, bold: bool, text: &str) {
         if text.is_empty() {
@@ -543,18 +550,22 @@ fn arc_depth(a: f64, b: f64) -> f64 {
     34.0 + ((a - b).abs() * 0.085).min(110.0)
 }
 
-fn arc(a: Spot, b: Spot, depth: f64) -> String {
-    let low = a.bottom.max(b.bottom) + depth * 4.0 / 3.0;
-    format!("M{:.1} {:.1}C{:.1} {low:.1} {:.1} {low:.1} {:.1} {:.1}", a.x, a.bottom, a.x, b.x, b.x, b.bottom)
+/// Down to the rooms' lower edge, then in a bow.
+fn arc(a: Spot, b: Spot, edge: f64, depth: f64) -> String {
+    let low = edge + depth * 4.0 / 3.0;
+    format!(
+        "M{:.1} {:.1}V{edge:.1}C{:.1} {low:.1} {:.1} {low:.1} {:.1} {edge:.1}V{:.1}",
+        a.x, a.bottom, a.x, b.x, b.x, b.bottom
+    )
 }
 
 fn plural(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
-/// Cut to a width, at about 0.62 of the size for each letter.
+/// Cut to a width, at about 0.6 of the size for each letter.
 fn fit(text: &str, width: f64, size: f64) -> String {
-    let room = (width / (size * 0.62)).floor().max(1.0) as usize;
+    let room = (width / (size * 0.6)).floor().max(1.0) as usize;
     if text.chars().count() <= room {
         return text.to_owned();
     }
