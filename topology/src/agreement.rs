@@ -93,6 +93,18 @@ pub fn dissenters(hashes: &[Hash]) -> Vec<usize> {
     (0..hashes.len()).filter(|&r| hashes[r] != *agreed).collect()
 }
 
+/// Every rank that differs from the majority, each with a sentence that names the first difference.
+pub fn disagreements(ranks: &[Derived]) -> Vec<(usize, String)> {
+    let hashes: Vec<Hash> = ranks.iter().map(Derived::hash).collect();
+    let apart = dissenters(&hashes);
+    let Some(agreed) = (0..ranks.len()).find(|r| !apart.contains(r)) else { return Vec::new() };
+    let sentence = |r: usize| {
+        let difference = ranks[agreed].first_difference(&ranks[r]).unwrap_or_default();
+        format!("rank {r} derived another topology than rank {agreed} and most others: {difference}")
+    };
+    apart.into_iter().map(|r| (r, sentence(r))).collect()
+}
+
 fn channel_lines(what: &str, g: &ChannelGraph, lines: &mut Vec<String>) {
     lines.push(format!(
         "{what}: {} channels of {}/{} GB/s, {}/{}, pattern {}",
@@ -141,5 +153,8 @@ mod tests {
         assert_eq!(dissenters(&[a.hash(), a.hash(), b.hash()]), [2]);
         assert_eq!(dissenters(&[a.hash(), b.hash()]), [1]);
         assert!(dissenters(&[]).is_empty());
+        let named = disagreements(&[a.clone(), b, a]);
+        assert_eq!(named.len(), 1);
+        assert!(named[0].0 == 1 && named[0].1.starts_with("rank 1 derived"), "{named:?}");
     }
 }

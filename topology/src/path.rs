@@ -205,10 +205,15 @@ fn step_class(
 
 impl Paths {
     /// The class as `nvidia-smi` would say it: NODE instead of PHB where both ends' host bridges are known and
-    /// differ.
+    /// differ; and P2C where the way between GPU and port begins with a chip link.
     pub fn class_for_people(&self, graph: &Graph, from: NodeId, to: NodeId) -> PathClass {
         let path = self.between(from, to);
         let (a, b) = (host_bridge(graph, from), host_bridge(graph, to));
+        let net = |n: NodeId| matches!(graph.nodes[n].kind, NodeKind::Net { .. });
+        let chip = || path.links.iter().any(|&l| graph.links[l].kind == LinkKind::C2c);
+        if path.class == PathClass::Phb && (net(from) || net(to)) && chip() {
+            return PathClass::P2c;
+        }
         match (path.class, a, b) {
             (PathClass::Phb, Some(a), Some(b)) if a != b => PathClass::Node,
             (class, ..) => class,

@@ -69,10 +69,12 @@ fn every_machine_is_read_and_searched_in_bounded_steps() {
             continue;
         }
         for several_hosts in [false, true] {
+            let start = std::time::Instant::now();
             let found = search(&graph, &Settings { several_hosts, ..Settings::default() });
+            let ms = start.elapsed().as_millis();
             let steps = found.ring.steps + found.tree.steps;
             println!(
-                "{name}: {} × {} GB/s, {steps} steps",
+                "{name}: {} × {} GB/s, {steps} steps, {ms} ms",
                 found.ring.channels.len(),
                 found.ring.speed_intra
             );

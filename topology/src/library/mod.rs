@@ -419,6 +419,15 @@ mod tests {
     }
 
     #[test]
+    fn a_grace_reaches_its_nic_by_chip_link() {
+        let graph = Graph::new(&machine("gb200-nvl72").unwrap()).unwrap();
+        let paths = Paths::new(&graph);
+        let (gpu, port) = (graph.node("GPU0").unwrap(), graph.node("mlx5_0").unwrap());
+        assert_eq!(paths.class_for_people(&graph, gpu, port), PathClass::P2c);
+        assert!(paths.reason(&graph, gpu, port).contains("chip link to NUMA0"));
+    }
+
+    #[test]
     fn nonsense_is_named() {
         let base = "title='x'\n[cpu]\nnumas=1\n";
         let error = |extra: &str| from_toml(&format!("{base}{extra}")).unwrap_err().to_string();

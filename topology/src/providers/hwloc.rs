@@ -6,7 +6,7 @@ use hwlocality::object::attributes::ObjectAttributes;
 use hwlocality::object::types::ObjectType;
 use hwlocality::topology::builder::TypeFilter;
 
-use crate::model::{BusId, System};
+use crate::model::{BusId, Parent, System};
 use crate::{Error, Result};
 
 const SOURCE: &str = "hwloc";
@@ -86,6 +86,24 @@ pub fn merge(system: &mut System, seen: &View) {
         system
             .finding(SOURCE, format!("hwloc counts NUMA nodes {theirs:?}, sysfs {ids:?}; sysfs is followed"));
     }
+    let mut moved = Vec::new();
+    for d in &mut system.devices {
+        let near = seen.devices.iter().find(|s| s.bus == d.bus).and_then(|s| s.numa);
+        let at = near.and_then(|id| system.numas.iter().position(|n| n.id == id));
+        // Where sysfs states a node, hwloc says the same; it knows more where sysfs is silent.
+        if let (Parent::Numa(now), Some(at)) = (d.parent, at)
+            && now != at
+        {
+            d.parent = Parent::Numa(at);
+            moved.push(d.bus.to_string());
+        }
+    }
+    if !moved.is_empty() {
+        system.finding(
+            SOURCE,
+            format!("hwloc knows the NUMA node of {}, which sysfs does not state", moved.join(", ")),
+        );
+    }
     let missing: Vec<String> = seen
         .devices
         .iter()
@@ -94,5 +112,41 @@ pub fn merge(system: &mut System, seen: &View) {
         .collect();
     if !missing.is_empty() {
         system.finding(SOURCE, format!("hwloc sees {} that sysfs does not show", missing.join(", ")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The two providers on the machine that runs the test: same devices, same parents, same NUMA nodes.
+    #[test]
+    fn hwloc_and_sysfs_see_the_same_tree() {
+        let Ok(system) = crate::providers::sysfs::read(std::path::Path::new("/sys")) else {
+            eprintln!("skipped: no sysfs here, so the two providers were not compared");
+            return;
+        };
+        let view = read().unwrap();
+        let mut ids: Vec<i32> = system.numas.iter().map(|n| n.id).collect();
+        let mut theirs = view.numas.clone();
+        ids.sort_unstable();
+        theirs.sort_unstable();
+        assert_eq!(ids, theirs);
+        for seen in &view.devices {
+            let at = system.devices.iter().position(|d| d.bus == seen.bus);
+            let at = at.unwrap_or_else(|| panic!("sysfs does not show {}", seen.bus));
+            let above = match system.devices[at].parent {
+                Parent::Device(p) => Some(system.devices[p].bus.clone()),
+                Parent::Numa(_) => None,
+            };
+            assert_eq!(above, seen.parent, "{}", seen.bus);
+            if let (Some(numa), 1) = (seen.numa, system.numas.len()) {
+                assert_eq!(system.numas[system.numa_of(at)].id, numa);
+            }
+        }
+        let mut merged = system.clone();
+        merge(&mut merged, &view);
+        assert_eq!(merged.devices.len(), system.devices.len());
+        merged.validate().unwrap();
     }
 }

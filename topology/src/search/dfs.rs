@@ -260,21 +260,7 @@ impl<'a, 'g> Attempt<'a, 'g> {
         if returns.to_net == Some(position) {
             self.back_to_net(g, position, returns, order);
         } else if position < n - 1 {
-            let next = match order {
-                Order::Pci => vec![position + 1],
-                Order::Replay => vec![self.now.gpus[c - 1][position + 1]],
-                Order::Scored => {
-                    let toward_net = match returns.to_net {
-                        None => 0,
-                        Some(p) if p == position + 1 => 1,
-                        Some(_) => -1,
-                    };
-                    self.ranked(g, toward_net)
-                }
-            };
-            for g2 in next {
-                self.enter(Some(self.view.gpus[g]), g2, position + 1, returns, order);
-            }
+            self.onward(g, position, returns, order);
         } else if returns.to_first == Some(position) {
             let first = self.now.gpus[c][0];
             let (from, to) = (self.view.gpus[g], self.view.gpus[first]);
@@ -284,6 +270,41 @@ impl<'a, 'g> Attempt<'a, 'g> {
             }
         } else {
             self.at(g, n, Returns { to_net: None, to_first: None }, order);
+        }
+    }
+
+    /// Tries the GPUs that may follow `g`.
+    fn onward(&mut self, g: usize, position: usize, returns: Returns, order: Order) {
+        let view = self.view;
+        let from = Some(view.gpus[g]);
+        let c = self.now.channels;
+        match order {
+            Order::Pci => self.enter(from, position + 1, position + 1, returns, order),
+            Order::Replay => {
+                let next = self.now.gpus[c - 1][position + 1];
+                self.enter(from, next, position + 1, returns, order);
+            }
+            Order::Scored
+                if returns.to_net.is_none() && view.nets.is_empty() && view.graph.nvswitch.is_none() =>
+            {
+                // Without a NIC the scores never change, so nothing needs to be sorted here.
+                let flag = 1u64 << c;
+                for &next in &view.ranked[g] {
+                    if self.used[next] & flag == 0 {
+                        self.enter(from, next, position + 1, returns, order);
+                    }
+                }
+            }
+            Order::Scored => {
+                let toward_net = match returns.to_net {
+                    None => 0,
+                    Some(p) if p == position + 1 => 1,
+                    Some(_) => -1,
+                };
+                for next in self.ranked(g, toward_net) {
+                    self.enter(from, next, position + 1, returns, order);
+                }
+            }
         }
     }
 
@@ -345,7 +366,6 @@ impl<'a, 'g> Attempt<'a, 'g> {
         let flag = 1u64 << self.now.channels;
         let net = (toward_net != 0).then(|| self.view.nets[self.now.nets[self.now.channels][0]]);
         let Some(net) = net else {
-            // Without a NIC the scores never change.
             let free = |p: &usize| self.used[*p] & flag == 0;
             let next: Vec<usize> = self.view.ranked[g].iter().copied().filter(free).collect();
             let switched = self.view.graph.nvswitch.is_some();

@@ -142,17 +142,21 @@ pub struct Found {
 
 /// Searches for rings, then for trees with the same number of channels.
 pub fn search(graph: &Graph, settings: &Settings) -> Found {
-    let ring = search_pattern(graph, Pattern::Ring, settings);
+    let view = View::new(graph, settings);
+    let ring = in_view(&view, Pattern::Ring, settings);
     let n = ring.channels.len().max(1);
     let tree = Settings { min_channels: n, max_channels: n, ..*settings };
-    let tree = search_pattern(graph, Pattern::BalancedTree, &tree);
+    let tree = in_view(&view, Pattern::BalancedTree, &tree);
     Found { ring, tree }
 }
 
 /// Searches for one pattern; [`Pattern::Nvls`] and [`Pattern::CollnetDirect`] are found as none.
 pub fn search_pattern(graph: &Graph, pattern: Pattern, settings: &Settings) -> ChannelGraph {
-    let view = View::new(graph, settings);
-    if graph.gpus.is_empty() || matches!(pattern, Pattern::Nvls | Pattern::CollnetDirect) {
+    in_view(&View::new(graph, settings), pattern, settings)
+}
+
+fn in_view(view: &View<'_>, pattern: Pattern, settings: &Settings) -> ChannelGraph {
+    if view.gpus.is_empty() || matches!(pattern, Pattern::Nvls | Pattern::CollnetDirect) {
         return ChannelGraph {
             pattern,
             speed_intra: 0.0,
@@ -167,7 +171,7 @@ pub fn search_pattern(graph: &Graph, pattern: Pattern, settings: &Settings) -> C
             steps: 0,
         };
     }
-    relax::Relaxation::new(&view, pattern, settings).run()
+    relax::Relaxation::new(view, pattern, settings).run()
 }
 
 /// What the search reads: the graph, its paths, and a few sums over both.
