@@ -13,6 +13,7 @@
 //! hosts_per_leaf = 32
 //! oversubscription = 2.0     # what leaves a leaf gets 1/2 of what enters it; 1.0 is full bisection
 //! us = 1.0                   # of each switch passed
+//! nvlink_domain = 18         # hosts, in order, whose GPUs share NVSwitches (GB200 NVL72: 18 trays); 1 if left out
 //! ```
 //!
 //! `rails`: port i of every host of a leaf group goes to leaf switch i, so that equal ports talk without a spine.
@@ -50,6 +51,8 @@ pub struct Network {
     pub oversubscription: f64,
     /// µs that each switch adds.
     pub switch_us: f64,
+    /// How many hosts, in order, share their NVSwitches; 1 where each has its own.
+    pub nvlink_domain: usize,
 }
 
 /// One kind of host, with what is derived from it.
@@ -182,6 +185,8 @@ struct NetworkTable {
     oversubscription: f64,
     #[serde(default = "full")]
     us: f64,
+    #[serde(default = "one")]
+    nvlink_domain: usize,
 }
 
 fn full() -> f64 {
@@ -269,7 +274,12 @@ impl Cluster {
             }
         }
         let network = match &read.network {
-            Some(n) => Network { kind: n.kind, oversubscription: n.oversubscription, switch_us: n.us },
+            Some(n) => Network {
+                kind: n.kind,
+                oversubscription: n.oversubscription,
+                switch_us: n.us,
+                nvlink_domain: n.nvlink_domain,
+            },
             None => Network::default(),
         };
         let mut cluster = Cluster { name: read.name, kinds, hosts, network };
@@ -337,6 +347,11 @@ impl Cluster {
         if !(n.switch_us >= 0.0 && n.switch_us.is_finite()) {
             return Err(Error::invalid(format!("network.us is {}; µs are not negative", n.switch_us)));
         }
+        if n.nvlink_domain == 0 {
+            return Err(Error::invalid(
+                "network.nvlink_domain is 0; it is 1 where each host has its own NVSwitches",
+            ));
+        }
         if self.hosts.len() > 1
             && let Some(h) = self.hosts.iter().find(|h| self.kinds[h.kind].graph.nets.is_empty())
         {
@@ -386,6 +401,15 @@ impl Cluster {
                 how: kind.paths.reason(&kind.graph, from, to),
             };
         }
+        if self.share_nvswitch(a, b) {
+            let (out, back) = (self.to_nvswitch(a, true), self.to_nvswitch(b, false));
+            return Between {
+                class: PathClass::Nvl,
+                gbps: out.map_or(0.0, |p| p.bandwidth).min(back.map_or(0.0, |p| p.bandwidth)),
+                us: out.map_or(0.0, |p| p.latency) + back.map_or(0.0, |p| p.latency),
+                how: "through the NVSwitches that the hosts share".into(),
+            };
+        }
         let spine = self.through_spine(a, b);
         let ends = [a, b].map(|s| self.to_wire(s));
         let leaf = ends[0].0.min(ends[1].0);
@@ -396,6 +420,20 @@ impl Cluster {
             us: ends[0].1 + ends[1].1 + switches * self.network.switch_us,
             how: if spine { "through the spine".into() } else { "over one leaf switch".into() },
         }
+    }
+
+    /// True when two slots of different hosts hang off the same NVSwitches.
+    pub fn share_nvswitch(&self, a: Slot, b: Slot) -> bool {
+        let domain = self.network.nvlink_domain;
+        let switched = |s: Slot| self.kind(s.host).graph.nvswitch.is_some();
+        a.host != b.host && domain > 1 && a.host / domain == b.host / domain && switched(a) && switched(b)
+    }
+
+    /// The path from a slot to its host's NVSwitches, or back.
+    pub(crate) fn to_nvswitch(&self, slot: Slot, outward: bool) -> Option<&crate::path::Path> {
+        let kind = self.kind(slot.host);
+        let (a, b) = (kind.slots[slot.local], kind.graph.nvswitch?);
+        Some(if outward { kind.paths.between(a, b) } else { kind.paths.between(b, a) })
     }
 
     /// True when traffic between two hosts leaves the leaf.
@@ -442,7 +480,7 @@ impl Cluster {
 impl Default for Network {
     /// Leaf and spine with full bisection and 1 µs a switch.
     fn default() -> Self {
-        Network { kind: NetworkKind::LeafSpine, oversubscription: 1.0, switch_us: 1.0 }
+        Network { kind: NetworkKind::LeafSpine, oversubscription: 1.0, switch_us: 1.0, nvlink_domain: 1 }
     }
 }
 
@@ -483,7 +521,21 @@ mod tests {
         assert!(error("[[hosts]]\nmachine='dgx-1'\ncount=0\n").contains("count is 0"));
         assert!(error(&RAILS.replace("kind='rails'", "kind='rails'\noversubscription=0.5")).contains("0.5"));
         assert!(error(&RAILS.replace("rails", "ring")).contains("line"));
+        assert!(
+            error(&RAILS.replace("kind='rails'", "kind='rails'\nnvlink_domain=0"))
+                .contains("nvlink_domain is 0")
+        );
         assert!(error("hosts=[]").contains("at least one"));
+    }
+
+    #[test]
+    fn a_rack_of_trays_shares_its_nvswitches() {
+        let c = read("[[hosts]]\nmachine='gb200-nvl72'\ncount=4\n[network]\nkind='rails'\nnvlink_domain=2\n")
+            .unwrap();
+        let slot = |host, local| Slot { host, local };
+        let near = c.between(slot(0, 0), slot(1, 3));
+        assert_eq!((near.class, near.gbps), (PathClass::Nvl, 40.1 * 18.0));
+        assert_eq!(c.between(slot(1, 0), slot(2, 0)).class, PathClass::Net);
     }
 
     #[test]

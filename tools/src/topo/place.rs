@@ -23,6 +23,7 @@ A cluster file:
   kind = \"rails\"             # or \"leaf-spine\"
   hosts_per_leaf = 32
   oversubscription = 2.0
+  nvlink_domain = 1          # hosts that share NVSwitches: 18 in a GB200 NVL72
 
 A model file (what is left out is as in Llama 3.1 8B): name, layers, hidden, ffn, heads, kv_heads, vocab, sequence,
 micro_batch, accumulation, weight_bytes, gradient_bytes.";

@@ -6,6 +6,7 @@ use clap::Args as ClapArgs;
 use nd_topology::formats::svg::{self, Overlay};
 use nd_topology::formats::{self, kind_name};
 use nd_topology::graph::{LinkKind, NodeId, Source};
+use nd_topology::model::constants::amd_family;
 use nd_topology::model::{Device, Parent, Port};
 use nd_topology::placement::Mesh;
 use nd_topology::search::{Settings, search};
@@ -100,6 +101,9 @@ fn numa(m: &Machine, n: usize, out: &mut String) {
     let vendor = if numa.vendor.is_empty() { numa.arch.clone() } else { numa.vendor.trim().to_owned() };
     if !vendor.is_empty() {
         facts.push(match (numa.family, numa.model) {
+            (Some(f), Some(model)) if vendor == "AuthenticAMD" && amd_family(f) != f => {
+                format!("{vendor} family {} (written as {f}) model {model}", amd_family(f))
+            }
             (Some(f), Some(model)) => format!("{vendor} family {f} model {model}"),
             _ => vendor,
         });

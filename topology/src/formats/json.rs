@@ -60,7 +60,7 @@ pub fn write(system: &System, graph: &Graph, paths: &Paths) -> String {
     serde_json::to_string_pretty(&written).unwrap_or_default()
 }
 
-/// Reads what [`write`] wrote; only the system counts.
+/// Reads what [`write()`] wrote; only the system counts.
 pub fn read(text: &str) -> Result<System> {
     let document = Document { text, format: FORMAT };
     if text.len() > super::xml::MAX_BYTES {

@@ -302,7 +302,7 @@ pub fn write(system: &System) -> String {
     w.finish()
 }
 
-/// What stops NCCL from reading what [`write`] gives, in sentences; empty when nothing does.
+/// What stops NCCL from reading what [`write()`] gives, in sentences; empty when nothing does.
 pub fn limits(system: &System) -> Vec<String> {
     let text = write(system);
     let elements = text.lines().filter(|l| !l.trim_start().starts_with("</")).count();

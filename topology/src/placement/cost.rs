@@ -87,7 +87,7 @@ impl<'a> Pricer<'a> {
             if gbps < worst.gbps || (gbps == worst.gbps && between.0 > worst.class) {
                 worst.gbps = gbps;
                 worst.class = between.0;
-                worst.spine = a.host != b.host && self.cluster.through_spine(a, b);
+                worst.spine = between.0 == PathClass::Net && self.cluster.through_spine(a, b);
             }
         }
         // Each call takes size-1 steps around a ring, or twice the depth of a tree: what is less.
@@ -102,6 +102,10 @@ impl<'a> Pricer<'a> {
             let kind = self.cluster.kind(a.host);
             let path = kind.paths.between(kind.slots[a.local], kind.slots[b.local]);
             return (path.class, path.latency);
+        }
+        if self.cluster.share_nvswitch(a, b) {
+            let legs = [self.cluster.to_nvswitch(a, true), self.cluster.to_nvswitch(b, false)];
+            return (PathClass::Nvl, legs.iter().flatten().map(|p| p.latency).sum());
         }
         let ends: f64 = [a, b]
             .iter()
@@ -120,6 +124,11 @@ impl<'a> Pricer<'a> {
             let kind = self.cluster.kind(a.host);
             let path = kind.paths.between(kind.slots[a.local], kind.slots[b.local]);
             path.links.iter().for_each(|l| f(self.first_link[a.host] + l));
+        } else if self.cluster.share_nvswitch(a, b) {
+            for (slot, outward) in [(a, true), (b, false)] {
+                let path = self.cluster.to_nvswitch(slot, outward);
+                path.iter().flat_map(|p| &p.links).for_each(|l| f(self.first_link[slot.host] + l));
+            }
         } else {
             self.cluster.links_to_wire(a, true).iter().for_each(|l| f(self.first_link[a.host] + l));
             self.cluster.links_to_wire(b, false).iter().for_each(|l| f(self.first_link[b.host] + l));
@@ -138,7 +147,8 @@ impl<'a> Pricer<'a> {
 
     /// Uplinks of a leaf are even numbers, downlinks odd.
     fn each_uplink(&self, a: Slot, b: Slot, mut f: impl FnMut(usize)) {
-        if a.host == b.host || !self.cluster.through_spine(a, b) {
+        let inside = a.host == b.host || self.cluster.share_nvswitch(a, b);
+        if inside || !self.cluster.through_spine(a, b) {
             return;
         }
         let at = |s: Slot| {

@@ -225,6 +225,7 @@ impl Solver<'_> {
             let how = match cost.class {
                 PathClass::Net if cost.spine => "network, through the spine",
                 PathClass::Net => "network, one leaf switch",
+                PathClass::Nvl if cluster.network.nvlink_domain > 1 => "NVLink inside the rack",
                 PathClass::Nvl | PathClass::Nvb => "NVLink inside the host",
                 PathClass::Pix | PathClass::Pxb => "PCIe switch inside the host",
                 PathClass::Phb | PathClass::Node => "PCIe through one CPU",
@@ -310,7 +311,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn cluster(machine: &str, hosts: usize, per_leaf: usize, over: f64, kind: NetworkKind) -> Cluster {
-        let network = Network { kind, oversubscription: over, switch_us: 1.0 };
+        let network = Network { kind, oversubscription: over, switch_us: 1.0, nvlink_domain: 1 };
         Cluster::uniform("c", crate::library::machine(machine).unwrap(), hosts, network, per_leaf).unwrap()
     }
 
@@ -342,6 +343,16 @@ mod tests {
         let p = place(&c, &mesh, &Model::default()).unwrap();
         assert!(p.us < p.default_us, "{} {}", p.us, p.default_us);
         assert_eq!(p.rows.iter().find(|r| r.axis == "tp").unwrap().link, "NVL");
+    }
+
+    #[test]
+    fn a_rack_takes_tensor_parallelism_across_trays() {
+        let mut c = cluster("gb200-nvl72", 8, 8, 1.0, NetworkKind::Rails);
+        c.network.nvlink_domain = 4;
+        let mesh = Mesh::parse("tp=16,dp_shard=2", 32).unwrap();
+        let p = place(&c, &mesh, &Model::default()).unwrap();
+        let link = |axis: &str| p.rows.iter().find(|r| r.axis == axis).unwrap().link.clone();
+        assert_eq!((link("tp").as_str(), link("dp_shard").as_str()), ("NVL", "NET"));
     }
 
     #[test]
