@@ -8,6 +8,9 @@ use crate::model::constants::{self, latency};
 use crate::model::{BusId, ClassKind, Device, Parent, Port, System, class_kind};
 use crate::{Error, Result};
 
+/// The most nodes of one graph: the paths between all of them are kept, and their number is its square.
+pub const MAX_NODES: usize = 1500;
+
 /// Index of a node in [`Graph::nodes`].
 pub type NodeId = usize;
 /// Index of a link in [`Graph::links`].
@@ -178,6 +181,12 @@ impl Graph {
         b.sockets();
         b.uplinks_last();
         b.overrides()?;
+        if b.g.nodes.len() > MAX_NODES {
+            return Err(Error::invalid(format!(
+                "{} devices and ports in one host; paths are found for at most {MAX_NODES}",
+                b.g.nodes.len()
+            )));
+        }
         Ok(b.g)
     }
 

@@ -137,8 +137,11 @@ impl Paths {
     /// Breadth first from `base` outward; each path leads back to it.
     fn reach(&mut self, graph: &Graph, base: NodeId) {
         let mut frontier = vec![base];
+        let mut queued = vec![0; self.n];
+        let mut level = 0;
         while !frontier.is_empty() {
             let mut next = Vec::new();
+            level += 1;
             for &node in &frontier {
                 for &l in &graph.out[node] {
                     let link = &graph.links[l];
@@ -163,7 +166,7 @@ impl Paths {
                         links.iter().map(|&l| graph.links[l].bandwidth).fold(LOCAL_BANDWIDTH, f64::min);
                     let to = link.to;
                     self.replace(Path { from: to, to: base, class, bandwidth, latency, links });
-                    if !next.contains(&to) {
+                    if std::mem::replace(&mut queued[to], level) != level {
                         next.push(to);
                     }
                 }

@@ -228,6 +228,25 @@ fn a_pci_tree_with_a_cycle_is_refused() {
 }
 
 #[test]
+fn huge_counts_are_refused_before_they_cost_memory() {
+    let pci = |n: usize| -> String {
+        (0..n).map(|i| format!("<pci busid=\"{i:08x}:00:00.0\" class=\"0x060400\"/>")).collect()
+    };
+    let e = nccl_xml::read(&nccl(&pci(5000))).unwrap_err().to_string();
+    assert!(e.contains("5000 PCI devices") && e.contains("4096"), "{e}");
+    let system = nccl_xml::read(&nccl(&pci(2000))).unwrap();
+    let e = Graph::new(&system).unwrap_err().to_string();
+    assert!(e.contains("2001 devices") && e.contains("1500"), "{e}");
+    assert_eq!(
+        Paths::new(&Graph::new(&nccl_xml::read(&nccl(&pci(600))).unwrap()).unwrap())
+            .between(1, 2)
+            .links
+            .len(),
+        2
+    );
+}
+
+#[test]
 fn unknown_devices_are_named_with_those_there_are() {
     let graph = Graph::new(&library::machine("dgx-1").unwrap()).unwrap();
     let e = graph.node("GPU8").unwrap_err().to_string();

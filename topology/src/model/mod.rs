@@ -299,6 +299,9 @@ pub fn class_kind(class: u32) -> ClassKind {
     }
 }
 
+/// The most PCI devices of one host that are looked at; the largest servers show a few hundred.
+pub const MAX_DEVICES: usize = 4096;
+
 impl System {
     /// Adds a finding, once.
     pub fn finding(&mut self, source: &str, message: impl Into<String>) {
@@ -347,6 +350,12 @@ impl System {
             return Err(Error::invalid(
                 "the system has no NUMA node; even a machine without NUMA has one <cpu>",
             ));
+        }
+        if self.devices.len() > MAX_DEVICES {
+            return Err(Error::invalid(format!(
+                "{} PCI devices in one host; at most {MAX_DEVICES} are looked at",
+                self.devices.len()
+            )));
         }
         let mut numas = HashMap::new();
         for (i, numa) in self.numas.iter().enumerate() {

@@ -89,7 +89,7 @@ impl<'a, 'g> Attempt<'a, 'g> {
         let left = view.graph.links.iter().map(|l| milli(l.bandwidth)).collect();
         let net_left = (0..view.nets.len()).map(|n| view.net(n).speed).collect();
         let used = vec![0; view.gpus.len()];
-        let known_charges = vec![None; view.graph.nodes.len().pow(2) * 2];
+        let known_charges = vec![None; (view.gpus.len() + view.nets.len()).pow(2) * 2];
         let known_nets = vec![None; view.gpus.len() + 1];
         Attempt {
             view,
@@ -489,7 +489,8 @@ impl<'a, 'g> Attempt<'a, 'g> {
     /// What a channel costs each link of a path; the same all through an attempt, so worked out once.
     fn charges(&mut self, from: NodeId, to: NodeId, share: f64) -> Rc<[Charge]> {
         let half = usize::from(share < 1.0);
-        let at = (from * self.view.graph.nodes.len() + to) * 2 + half;
+        let ends = self.view.gpus.len() + self.view.nets.len();
+        let at = (self.view.end[from] * ends + self.view.end[to]) * 2 + half;
         if let Some(known) = &self.known_charges[at] {
             return known.clone();
         }

@@ -191,6 +191,8 @@ struct View<'g> {
     power: bool,
     /// For each GPU the others, best first, by the paths between them alone.
     ranked: Vec<Vec<usize>>,
+    /// For each node its number among GPUs and nets.
+    end: Vec<usize>,
 }
 
 impl<'g> View<'g> {
@@ -211,11 +213,15 @@ impl<'g> View<'g> {
             amd: cpu("AuthenticAMD"),
             power: cpu("ppc64"),
             ranked: Vec::new(),
+            end: vec![0; graph.nodes.len()],
             gpus,
             nets,
         };
         if !view.nets.is_empty() {
             nets::reroute(&mut view);
+        }
+        for (i, &n) in view.gpus.iter().chain(&view.nets).enumerate() {
+            view.end[n] = i;
         }
         view.sums();
         view.ranked = (0..view.gpus.len()).map(|g| view.rank_peers(g)).collect();
