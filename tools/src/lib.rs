@@ -1,4 +1,11 @@
-//! What the commands share: starting ranks, sizes, tables and plots.
+//! What the commands share.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`launch`] | starts ranks as processes of this host |
+//! | [`bench`] | `nd-bench` |
+//! | [`topo`] | `nd-topo` |
 
 pub mod bench;
 pub mod launch;
+pub mod topo;

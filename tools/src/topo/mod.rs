@@ -1,0 +1,257 @@
+//! `nd-topo`: the command over `nd-topology`. One file for each subcommand; this one has the arguments and what they
+//! share.
+
+mod paths;
+mod place;
+mod rings;
+mod show;
+mod table;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use nd_topology::providers::{self, Options};
+use nd_topology::{Error, Graph, Paths, Result, System, formats, library};
+
+/// What the machine looks like, which rings and trees fit it, and where to put a mesh
+#[derive(Debug, Parser)]
+#[command(name = "nd-topo", version, after_help = EXAMPLES, max_term_width = 110)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  nd-topo show                                   this machine, and what could not be seen of it
+  nd-topo show --from dgx-h100 --svg dgx.svg     a machine of the library, as a picture
+  nd-topo paths --from topo.xml GPU0 mlx5_3      how two devices reach each other, and why so
+  nd-topo search --from topo.xml                 rings and trees, as NCCL would find them
+  nd-topo place --cluster c.toml --mesh tp=8,dp_shard=4,dp_replicate=-1
+  nd-topo export --from topo.xml --format dot | dot -Tsvg > topo.svg
+  nd-topo machines                               the machines of the library
+
+Files that are read: NCCL and RCCL topology XML, hwloc 2 XML, the text of `nvidia-smi topo -m`, this program's JSON,
+and machines in TOML (`nd-topo machines dgx-h100` prints one to start from).";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the machine: NUMA nodes, switches, GPUs, ports, how close each pair is, and what could not be seen
+    #[command(after_help = "Examples:
+  nd-topo show
+  nd-topo show --from dgx-a100 --svg picture.svg --ring
+  nd-topo show --from dgx-h100 --svg picture.svg --mesh tp=4,dp_shard=2 --axis tp
+  nd-topo show --json | jq .system.numas")]
+    Show(show::ShowArgs),
+    /// Explain the paths between devices: of one pair in a sentence, of all in a table
+    #[command(after_help = "Examples:
+  nd-topo paths --from dgx-1
+  nd-topo paths --from dgx-1 GPU0 GPU5")]
+    Paths(paths::PathsArgs),
+    /// Search for rings and trees
+    #[command(after_help = "Examples:
+  nd-topo search --from topo.xml
+  nd-topo search --from topo.xml --several-hosts --format nccl-xml > graph.xml")]
+    Search(rings::SearchArgs),
+    /// Choose which rank of a mesh sits where
+    #[command(after_help = place::EXAMPLES)]
+    Place(place::PlaceArgs),
+    /// Write the machine in another format
+    #[command(after_help = "Examples:
+  nd-topo export --format nccl-xml > topo.xml
+  nd-topo export --from topo.xml --format dot -o topo.dot")]
+    Export(ExportArgs),
+    /// List the machines of the library, or print the description of one
+    Machines {
+        /// A machine's name
+        name: Option<String>,
+    },
+}
+
+/// Where the machine's description comes from.
+#[derive(Debug, ClapArgs)]
+pub struct From {
+    /// A file, or a machine of the library; this machine if not given
+    #[arg(long, value_name = "FILE|NAME")]
+    from: Option<String>,
+    /// A file of measured links (TOML), which win over all tables
+    #[arg(long, value_name = "FILE")]
+    measured: Option<PathBuf>,
+    /// Look at this machine through sysfs alone
+    #[arg(long, conflicts_with = "from")]
+    without_hwloc: bool,
+}
+
+impl From {
+    /// Reads the description and derives the graph and its paths.
+    fn load(&self) -> Result<Machine> {
+        let system = match &self.from {
+            None => providers::detect(&Options {
+                measured: self.measured.as_deref(),
+                without_hwloc: self.without_hwloc,
+                ..Options::default()
+            })?,
+            Some(from) => {
+                let mut system = named(from)?;
+                if let Some(path) = &self.measured {
+                    providers::measured::add(&mut system, path)?;
+                }
+                system
+            }
+        };
+        let graph = Graph::new(&system)?;
+        let paths = Paths::new(&graph);
+        Ok(Machine { system, graph, paths })
+    }
+}
+
+/// A file if there is one of that name, else a machine of the library.
+fn named(from: &str) -> Result<System> {
+    let path = Path::new(from);
+    if path.exists() || from.contains(['/', '.']) {
+        return providers::read_file(path).map_err(|e| in_file(from, e));
+    }
+    library::machine(from).map_err(|e| match e {
+        Error::Unknown { known, .. } => {
+            Error::Unknown { what: "file or machine", name: from.to_owned(), known }
+        }
+        other => other,
+    })
+}
+
+/// Puts the file's name in front of an error that only knows the line.
+fn in_file(path: &str, e: Error) -> Error {
+    match e {
+        Error::Parse { format, line, column, message } => {
+            Error::Invalid(format!("{path}:{line}:{column}: {message} (read as {format})"))
+        }
+        Error::WrongFormat(m) | Error::Invalid(m) => Error::Invalid(format!("{path}: {m}")),
+        other => other,
+    }
+}
+
+/// A machine with what is derived from it.
+struct Machine {
+    system: System,
+    graph: Graph,
+    paths: Paths,
+}
+
+#[derive(Debug, ClapArgs)]
+struct ExportArgs {
+    #[command(flatten)]
+    from: From,
+    /// The format
+    #[arg(long, value_enum, default_value_t = ExportFormat::Json)]
+    format: ExportFormat,
+    /// Where to; standard output if not given
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ExportFormat {
+    /// NCCL's topology XML, in the strict form that NCCL reads (NCCL_TOPO_FILE)
+    NcclXml,
+    /// This program's JSON: everything
+    Json,
+    /// Graphviz
+    Dot,
+    /// A picture
+    Svg,
+}
+
+/// Runs a command.
+///
+/// # Errors
+/// Whatever went wrong, as one sentence with what to do.
+pub fn run(args: Args) -> Result<()> {
+    match args.command {
+        Command::Show(a) => show::run(&a),
+        Command::Paths(a) => paths::run(&a),
+        Command::Search(a) => rings::run(&a),
+        Command::Place(a) => place::run(&a),
+        Command::Export(a) => export(&a),
+        Command::Machines { name } => machines(name.as_deref()),
+    }
+}
+
+fn export(a: &ExportArgs) -> Result<()> {
+    let m = a.from.load()?;
+    let text = match a.format {
+        ExportFormat::NcclXml => {
+            for limit in formats::nccl_xml::limits(&m.system) {
+                eprintln!("warning: NCCL may not read this file: {limit}");
+            }
+            formats::nccl_xml::write(&m.system)
+        }
+        ExportFormat::Json => formats::json::write(&m.system, &m.graph, &m.paths) + "\n",
+        ExportFormat::Dot => formats::dot::write(&m.graph),
+        ExportFormat::Svg => formats::svg::write(&m.system, &m.graph, None),
+    };
+    put(a.output.as_deref(), &text)
+}
+
+fn machines(name: Option<&str>) -> Result<()> {
+    if let Some(name) = name {
+        let text = library::description(name);
+        return match text {
+            Some(text) => put(None, text),
+            // For the error that lists the names.
+            None => library::machine(name).map(|_| ()),
+        };
+    }
+    let mut t = table::Table::new(&["name", "machine"]);
+    for name in library::names() {
+        let (title, _) = library::about(name).unwrap_or_default();
+        t.row([name.to_owned(), title]);
+    }
+    put(None, &t.render())
+}
+
+/// Writes to a file, or to standard output; a closed pipe is no error.
+fn put(path: Option<&Path>, text: &str) -> Result<()> {
+    let io = |path: &str, e: std::io::Error| Error::Invalid(format!("cannot write {path}: {e}"));
+    match path.filter(|p| *p != Path::new("-")) {
+        Some(path) => std::fs::write(path, text).map_err(|e| io(&path.display().to_string(), e)),
+        None => match std::io::stdout().write_all(text.as_bytes()) {
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            Err(e) => Err(io("standard output", e)),
+            Ok(()) => Ok(()),
+        },
+    }
+}
+
+/// JSON of anything, to where `--json` says.
+fn put_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Error::Invalid(format!("JSON: {e}")))?;
+    put(Some(path), &(text + "\n"))
+}
+
+/// GB/s with three digits that matter.
+fn gbps(value: f64) -> String {
+    match value {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 1.0 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+/// µs in the unit that reads best.
+fn micros(us: f64) -> String {
+    match us {
+        u if u >= 1e6 => format!("{:.2} s", u / 1e6),
+        u if u >= 1e3 => format!("{:.2} ms", u / 1e3),
+        u => format!("{u:.1} µs"),
+    }
+}
+
+/// Bytes in decimal units, as link speeds are.
+fn bytes(n: f64) -> String {
+    match n {
+        n if n >= 1e9 => format!("{:.2} GB", n / 1e9),
+        n if n >= 1e6 => format!("{:.1} MB", n / 1e6),
+        n if n >= 1e3 => format!("{:.1} KB", n / 1e3),
+        n => format!("{n:.0} B"),
+    }
+}

@@ -1,0 +1,305 @@
+//! `nd-topo show`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+use nd_topology::formats::svg::{self, Overlay};
+use nd_topology::formats::{self, kind_name};
+use nd_topology::graph::{LinkKind, NodeId, Source};
+use nd_topology::model::constants::amd_family;
+use nd_topology::model::{Device, Parent, Port};
+use nd_topology::placement::Mesh;
+use nd_topology::search::{Settings, search};
+use nd_topology::{Error, Result};
+
+use super::table::Table;
+use super::{From, Machine, bytes, gbps, put};
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct ShowArgs {
+    #[command(flatten)]
+    from: From,
+    /// Write a picture too
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Draw the first ring that the search finds over the picture
+    #[arg(long, requires = "svg")]
+    ring: bool,
+    /// Draw the groups of an axis of this mesh over the picture; ranks go over the GPUs in order
+    #[arg(long, value_name = "MESH", requires_all = ["svg", "axis"], conflicts_with = "ring")]
+    mesh: Option<String>,
+    /// The axis to draw
+    #[arg(long, requires = "mesh")]
+    axis: Option<String>,
+    /// Write JSON instead of tables, to a file or (without one) to standard output
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
+}
+
+pub(super) fn run(a: &ShowArgs) -> Result<()> {
+    let m = a.from.load()?;
+    if let Some(path) = &a.svg {
+        let overlay = overlay(a, &m)?;
+        put(Some(path), &svg::write(&m.system, &m.graph, overlay.as_ref()))?;
+    }
+    match &a.json {
+        Some(path) => put(Some(path), &(formats::json::write(&m.system, &m.graph, &m.paths) + "\n")),
+        None => put(None, &text(&m)),
+    }
+}
+
+fn overlay(a: &ShowArgs, m: &Machine) -> Result<Option<Overlay>> {
+    if a.ring {
+        let ring = search(&m.graph, &Settings::default()).ring;
+        let Some(channel) = ring.channels.first() else {
+            return Err(Error::Invalid("there is no GPU, so no ring to draw".into()));
+        };
+        let node = |dev: &i32| m.graph.node(&format!("GPU{dev}"));
+        let walk = channel.gpus.iter().map(node).collect::<Result<Vec<NodeId>>>()?;
+        let title = format!("ring 1 of {}, {} GB/s each", ring.channels.len(), gbps(ring.speed_intra));
+        return Ok(Some(Overlay { title, walks: vec![walk], closed: true }));
+    }
+    let (Some(text), Some(name)) = (&a.mesh, &a.axis) else { return Ok(None) };
+    let mesh = Mesh::parse(text, m.graph.gpus.len())?;
+    let axis = mesh.axes.iter().position(|x| x.name == *name).ok_or_else(|| {
+        let known: Vec<&str> = mesh.axes.iter().map(|x| x.name.as_str()).collect();
+        Error::Mesh(format!("no axis `{name}` in {text}; there are {}", known.join(", ")))
+    })?;
+    let groups = mesh.groups(axis);
+    let title = format!("{} groups of {name}={}, each in its colour", groups.len(), mesh.axes[axis].size);
+    let walks = groups.iter().map(|g| g.iter().map(|&r| m.graph.gpus[r]).collect()).collect();
+    Ok(Some(Overlay { title, walks, closed: true }))
+}
+
+/// The whole page.
+fn text(m: &Machine) -> String {
+    let g = &m.graph;
+    let mut out = String::new();
+    let name = if m.system.name.is_empty() { "this machine" } else { &m.system.name };
+    let count = |n: usize, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
+    let mut facts = vec![
+        count(g.numas.len(), "NUMA node"),
+        count(g.gpus.len(), "GPU"),
+        count(m.system.ports().count(), "port"),
+    ];
+    if g.nvswitch.is_some() {
+        facts.push("NVSwitch".into());
+    }
+    out.push_str(&format!("{name}: {}\n\n", facts.join(", ")));
+    for n in 0..m.system.numas.len() {
+        numa(m, n, &mut out);
+    }
+    sockets(m, &mut out);
+    matrix(m, &mut out);
+    findings(m, &mut out);
+    out
+}
+
+fn numa(m: &Machine, n: usize, out: &mut String) {
+    let numa = &m.system.numas[n];
+    let mut facts = Vec::new();
+    let vendor = if numa.vendor.is_empty() { numa.arch.clone() } else { numa.vendor.trim().to_owned() };
+    if !vendor.is_empty() {
+        facts.push(match (numa.family, numa.model) {
+            (Some(f), Some(model)) if vendor == "AuthenticAMD" && amd_family(f) != f => {
+                format!("{vendor} family {} (written as {f}) model {model}", amd_family(f))
+            }
+            (Some(f), Some(model)) => format!("{vendor} family {f} model {model}"),
+            _ => vendor,
+        });
+    }
+    if let Some(cpus) = numa.affinity.as_deref().and_then(cores) {
+        facts.push(cpus);
+    }
+    if let Some(memory) = numa.memory {
+        facts.push(format!("{} of memory", bytes(memory as f64)));
+    }
+    out.push_str(&format!("{}  {}\n", m.graph.nodes[m.graph.numas[n]].name, facts.join(", ")));
+    let below: Vec<usize> = m.system.children(Parent::Numa(n)).collect();
+    let virtuals: Vec<&Port> = numa.nics.iter().flat_map(|x| &x.ports).collect();
+    let last = below.len() + virtuals.len();
+    for (i, &d) in below.iter().enumerate() {
+        device(m, d, "", i + 1 == last, out);
+    }
+    for (i, p) in virtuals.iter().enumerate() {
+        let branch = if below.len() + i + 1 == last { "└─ " } else { "├─ " };
+        out.push_str(&format!("{branch}{}\n", port(p)));
+    }
+    out.push('\n');
+}
+
+fn device(m: &Machine, d: usize, indent: &str, last: bool, out: &mut String) {
+    let dev = &m.system.devices[d];
+    let branch = if last { "└─ " } else { "├─ " };
+    out.push_str(&format!("{indent}{branch}{}\n", describe(m, d, dev)));
+    let indent = format!("{indent}{}", if last { "   " } else { "│  " });
+    let below: Vec<usize> = m.system.children(Parent::Device(d)).collect();
+    let ports: Vec<&Port> = dev.nics.iter().flat_map(|x| &x.ports).collect();
+    let count = below.len() + ports.len();
+    for (i, &b) in below.iter().enumerate() {
+        device(m, b, &indent, i + 1 == count, out);
+    }
+    for (i, p) in ports.iter().enumerate() {
+        let branch = if below.len() + i + 1 == count { "└─ " } else { "├─ " };
+        out.push_str(&format!("{indent}{branch}{}\n", port(p)));
+    }
+}
+
+fn describe(m: &Machine, d: usize, dev: &Device) -> String {
+    let node = m.graph.nodes.iter().position(|n| n.device == Some(d));
+    let mut text = match (&dev.gpu, m.system.children(Parent::Device(d)).count()) {
+        (Some(gpu), _) => {
+            let sm = match (&gpu.gcn, gpu.sm) {
+                (Some(gcn), _) => format!(" {gcn}"),
+                (None, 0) => String::new(),
+                (None, sm) => format!(" sm {}.{}", sm / 10, sm % 10),
+            };
+            let product = dev.product.as_deref().unwrap_or(if gpu.assumed { "GPU?" } else { "GPU" });
+            format!("GPU{}  {product}{sm}  {}", gpu.dev, dev.bus)
+        }
+        (None, 1) => format!("{}  PCIe bridge", dev.bus),
+        (None, 2..) => format!("{}  PCIe switch", dev.bus),
+        (None, 0) => {
+            let product = dev.product.as_deref().unwrap_or("");
+            let ids = dev.ids.map_or(String::new(), |i| format!(" [{:04x}:{:04x}]", i[0], i[1]));
+            format!("{}  {}{ids} {product}", dev.bus, kind_name(dev)).trim_end().to_owned()
+        }
+    };
+    text.push_str(&link_text(m, dev, node));
+    if let Some(node) = node {
+        text.push_str(&nvlinks(m, node));
+    }
+    text
+}
+
+fn link_text(m: &Machine, dev: &Device, node: Option<NodeId>) -> String {
+    let up = node.and_then(|n| {
+        let mut links = m.graph.out[n].iter().map(|&l| &m.graph.links[l]);
+        links.rfind(|l| l.kind == LinkKind::Pci)
+    });
+    if let Some(link) = up.filter(|l| l.source == Source::Measured) {
+        return format!("  {} GB/s measured", gbps(link.bandwidth));
+    }
+    let speed = dev.link_speed.as_deref().unwrap_or("").trim_end_matches(" PCIe").trim();
+    let stated = match (speed, dev.link_width.unwrap_or(0)) {
+        ("" | "Unknown", _) => return "  link speed not readable".to_owned(),
+        (speed, 0 | 255) => format!("{speed}, width not readable"),
+        (speed, width) => format!("{speed} x{width}"),
+    };
+    if dev.link_is_doubtful() {
+        return format!("  {stated} (not believed)");
+    }
+    let max = dev
+        .link_max
+        .as_deref()
+        .map_or(String::new(), |max| format!(", could do {}", max.replace(" PCIe", "")));
+    format!("  {} GB/s ({stated}{max})", gbps(dev.link_bandwidth()))
+}
+
+fn nvlinks(m: &Machine, node: NodeId) -> String {
+    let links: Vec<String> = m.graph.out[node]
+        .iter()
+        .map(|&l| &m.graph.links[l])
+        .filter(|l| l.to != node && matches!(l.kind, LinkKind::Nvl | LinkKind::C2c))
+        .map(|l| format!("{} {}", m.graph.nodes[l.to].name, gbps(l.bandwidth)))
+        .collect();
+    if links.is_empty() { String::new() } else { format!("  NVLink GB/s: {}", links.join(", ")) }
+}
+
+fn port(p: &Port) -> String {
+    let mut facts = vec![match p.speed_mbps.filter(|&s| s > 0.0) {
+        Some(s) => format!("{} Gb/s", gbps(s / 1000.0)),
+        None => "speed not stated, 10 Gb/s assumed".to_owned(),
+    }];
+    if let Some(state) = &p.state {
+        facts.push(state.clone());
+    }
+    if let Some(other) = &p.companion {
+        facts.push(format!("with {other}"));
+    }
+    if !p.gids.is_empty() {
+        facts.push(format!("{} GIDs", p.gids.len()));
+    }
+    let name = if p.name.is_empty() { "port" } else { &p.name };
+    format!("{name}  {}", facts.join(", "))
+}
+
+/// `ff,ffffffff` to `40 cores: 0-39`.
+fn cores(map: &str) -> Option<String> {
+    let mut list = Vec::new();
+    let words: Vec<&str> = map.split(',').collect();
+    for (i, word) in words.iter().rev().enumerate() {
+        let bits = u32::from_str_radix(word.trim(), 16).ok()?;
+        list.extend((0..32).filter(|b| bits >> b & 1 == 1).map(|b| i as u32 * 32 + b));
+    }
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for &c in &list {
+        match ranges.last_mut() {
+            Some(r) if r.1 + 1 == c => r.1 = c,
+            _ => ranges.push((c, c)),
+        }
+    }
+    let text: Vec<String> =
+        ranges.iter().map(|&(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
+    let what = if list.len() == 1 { "core" } else { "cores" };
+    (!list.is_empty()).then(|| format!("{} {what} ({})", list.len(), text.join(",")))
+}
+
+fn sockets(m: &Machine, out: &mut String) {
+    let links: Vec<_> = m.graph.links.iter().filter(|l| l.kind == LinkKind::Sys).collect();
+    if let Some(first) = links.first() {
+        let measured =
+            if first.source == Source::Measured { "measured" } else { "by NCCL's table for this processor" };
+        out.push_str(&format!(
+            "Between NUMA nodes: {} GB/s in one direction, {measured}.\n\n",
+            gbps(first.bandwidth)
+        ));
+    }
+}
+
+/// As `nvidia-smi topo -m` prints it, with the number of NVLinks left to the tree above.
+fn matrix(m: &Machine, out: &mut String) {
+    let ends: Vec<NodeId> = m.graph.gpus.iter().chain(&m.graph.nets).copied().collect();
+    if ends.len() < 2 {
+        return;
+    }
+    if ends.len() > 24 {
+        out.push_str(&format!("{} devices: `nd-topo paths` lists how close each pair is.\n\n", ends.len()));
+        return;
+    }
+    let names: Vec<&str> = ends.iter().map(|&n| m.graph.nodes[n].name.as_str()).collect();
+    let mut head = vec![""];
+    head.extend(&names);
+    let mut t = Table::new(&head);
+    for (&a, name) in ends.iter().zip(&names) {
+        let cells = ends.iter().map(|&b| {
+            if a == b { "X".to_owned() } else { m.paths.class_for_people(&m.graph, a, b).word().to_owned() }
+        });
+        t.row(std::iter::once((*name).to_owned()).chain(cells));
+    }
+    out.push_str(&t.render());
+    out.push_str("\nNVL NVLink · NVB NVLink through a GPU · PIX one PCIe switch · PXB several · PHB host bridge · NODE host bridges of one NUMA node · SYS between NUMA nodes\n\n");
+}
+
+fn findings(m: &Machine, out: &mut String) {
+    if m.system.findings.is_empty() {
+        return;
+    }
+    out.push_str("What could not be seen, or is not believed:\n");
+    for f in &m.system.findings {
+        out.push_str(&format!("  {}: {}\n", f.source, f.message));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_of_cores() {
+        assert_eq!(cores("3").as_deref(), Some("2 cores (0-1)"));
+        assert_eq!(cores("00000001,80000001").as_deref(), Some("3 cores (0,31-32)"));
+        assert_eq!(cores("0"), None);
+        assert_eq!(cores("x"), None);
+    }
+}

@@ -1,0 +1,399 @@
+//! The matrix that `nvidia-smi topo -m` prints.
+//!
+//! It only holds how close each pair is, so the machine is rebuilt from that: devices at PIX share a switch, at PXB an
+//! upper switch, at PHB a host bridge, at NODE a NUMA node. Addresses and speeds are made up, and the findings say so.
+
+use std::collections::BTreeMap;
+
+use super::xml::Document;
+use crate::Result;
+use crate::model::{BusId, Device, Gpu, Nic, Numa, NvLink, Parent, Port, System};
+
+const FORMAT: &str = "nvidia-smi topo -m";
+/// More devices than any host has.
+const MAX_DEVICES: usize = 256;
+
+/// How close two devices are, by their PCIe connection.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Near {
+    Switch,
+    Switches,
+    HostBridge,
+    Numa,
+    Far,
+}
+
+enum Cell {
+    Same,
+    Pcie(Near),
+    NvLink(u32),
+}
+
+/// Reads the text, with or without terminal escapes and the legend.
+pub fn read(text: &str) -> Result<System> {
+    let document = Document { text, format: FORMAT };
+    if text.len() > 1 << 20 {
+        return Err(document.error(0, "longer than 1 MiB, which is no output of nvidia-smi"));
+    }
+    let mut matrix = Matrix::parse(&document)?;
+    matrix.check(&document)?;
+    let system = matrix.build();
+    system.validate()?;
+    Ok(system)
+}
+
+struct Row {
+    name: String,
+    cells: Vec<Cell>,
+    cpus: Option<String>,
+    numa: Option<i32>,
+}
+
+struct Matrix {
+    columns: Vec<String>,
+    rows: Vec<Row>,
+    names: BTreeMap<String, String>,
+}
+
+fn is_device(word: &str) -> bool {
+    let tail = |p: &str| {
+        word.strip_prefix(p).is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    tail("GPU")
+        || tail("NIC")
+        || word.starts_with("mlx")
+        || word.starts_with("bnxt")
+        || word.starts_with("irdma")
+}
+
+/// Terminal escapes out.
+fn plain(line: &str) -> String {
+    let mut out = String::with_capacity(line.len());
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        if c == '\u{1b}' {
+            for c in chars.by_ref() {
+                if c.is_ascii_alphabetic() {
+                    break;
+                }
+            }
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+impl Matrix {
+    fn parse(document: &Document<'_>) -> Result<Matrix> {
+        let mut matrix = Matrix { columns: Vec::new(), rows: Vec::new(), names: BTreeMap::new() };
+        let mut offset = 0;
+        for raw in document.text.split_inclusive('\n') {
+            let at = offset;
+            offset += raw.len();
+            let line = plain(raw);
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let Some(&first) = words.first() else { continue };
+            if matrix.columns.is_empty() {
+                if first == "GPU0" {
+                    matrix.columns =
+                        words.iter().take_while(|w| is_device(w)).map(|w| (*w).to_owned()).collect();
+                    if matrix.columns.len() > MAX_DEVICES {
+                        return Err(document.error(at, format!("more than {MAX_DEVICES} devices")));
+                    }
+                }
+                continue;
+            }
+            if let Some(label) = first.strip_suffix(':').filter(|f| is_device(f)) {
+                if let Some(name) = words.get(1) {
+                    matrix.names.insert(label.to_owned(), (*name).to_owned());
+                }
+            } else if is_device(first) {
+                matrix.row(document, at, &words)?;
+            }
+        }
+        Ok(matrix)
+    }
+
+    fn row(&mut self, document: &Document<'_>, at: usize, words: &[&str]) -> Result<()> {
+        let n = self.columns.len();
+        if words.len() < n + 1 {
+            return Err(document.error(
+                at,
+                format!("row {} has {} entries, and there are {n} columns", words[0], words.len() - 1),
+            ));
+        }
+        if self.rows.len() >= n {
+            return Err(document.error(at, format!("more rows than the {n} columns")));
+        }
+        let mut cells = Vec::with_capacity(n);
+        for word in &words[1..=n] {
+            cells.push(match *word {
+                "X" => Cell::Same,
+                "PIX" => Cell::Pcie(Near::Switch),
+                "PXB" => Cell::Pcie(Near::Switches),
+                "PHB" => Cell::Pcie(Near::HostBridge),
+                "NODE" => Cell::Pcie(Near::Numa),
+                "SYS" | "SOC" => Cell::Pcie(Near::Far),
+                other => match other.strip_prefix("NV").and_then(|c| c.parse().ok()) {
+                    Some(count @ 1..=1024) => Cell::NvLink(count),
+                    _ => {
+                        return Err(document.error(
+                            at,
+                            format!(
+                                "`{}` is no connection; there are X NV# PIX PXB PHB NODE SYS",
+                                clip(other)
+                            ),
+                        ));
+                    }
+                },
+            });
+        }
+        let cpus = words.get(n + 1).filter(|w| w.starts_with(|c: char| c.is_ascii_digit()));
+        let numa = words.get(n + 2).and_then(|w| w.split(['-', ',']).next()).and_then(|w| w.parse().ok());
+        self.rows.push(Row { name: words[0].to_owned(), cells, cpus: cpus.map(|c| (*c).to_owned()), numa });
+        Ok(())
+    }
+
+    fn check(&mut self, document: &Document<'_>) -> Result<()> {
+        if self.columns.is_empty() {
+            return Err(document.error(0, "no header line that starts with GPU0"));
+        }
+        if self.rows.len() != self.columns.len() {
+            return Err(document.error(
+                document.text.len(),
+                format!("{} columns and {} rows; the matrix is square", self.columns.len(), self.rows.len()),
+            ));
+        }
+        for (i, (row, column)) in self.rows.iter().zip(&self.columns).enumerate() {
+            if row.name != *column || !matches!(row.cells[i], Cell::Same) {
+                return Err(document.error(
+                    0,
+                    format!("row {i} is {} and column {i} is {column}; both go in the same order", row.name),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Groups of devices no farther apart than `limit`.
+    fn groups(&self, limit: Near) -> Vec<usize> {
+        let n = self.rows.len();
+        let mut group: Vec<usize> = (0..n).collect();
+        for i in 0..n {
+            for j in 0..n {
+                let close = matches!(self.rows[i].cells[j], Cell::Pcie(near) if near <= limit);
+                let same_numa = limit == Near::Numa
+                    && self.rows[i].numa.is_some()
+                    && self.rows[i].numa == self.rows[j].numa;
+                if close || same_numa {
+                    let (a, b) = (group[i], group[j]);
+                    let (low, high) = (a.min(b), a.max(b));
+                    group.iter_mut().filter(|g| **g == high).for_each(|g| *g = low);
+                }
+            }
+        }
+        group
+    }
+
+    fn build(&self) -> System {
+        let mut system = System { name: "from nvidia-smi".into(), ..System::default() };
+        let levels = [Near::Numa, Near::HostBridge, Near::Switches, Near::Switch].map(|l| self.groups(l));
+        let mut made: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        let size = |level: usize, g: usize| levels[level].iter().filter(|&&x| x == g).count();
+        let mut bus = 0u32;
+        let mut next_bus = || {
+            bus += 1;
+            BusId::parse(&format!("{:04x}:{:02x}:00.0", bus >> 8, bus & 0xff))
+        };
+        for (i, row) in self.rows.iter().enumerate() {
+            let numa = *made.entry((0, levels[0][i])).or_insert_with(|| {
+                let id = row.numa.unwrap_or(system.numas.len() as i32);
+                let id = if system.numas.iter().any(|n| n.id == id) {
+                    1000 + system.numas.len() as i32
+                } else {
+                    id
+                };
+                system.numas.push(Numa { id, arch: "x86_64".into(), affinity: None, ..Numa::default() });
+                system.numas.len() - 1
+            });
+            if let Some(cpus) = &row.cpus {
+                let extra = &mut system.numas[numa].extra;
+                if extra.is_empty() {
+                    extra.push(("cpus".into(), cpus.clone()));
+                }
+            }
+            let mut parent = Parent::Numa(numa);
+            // A switch for each group of at least two; the upper one only where it holds more than the lower.
+            for level in [2, 3] {
+                let g = levels[level][i];
+                let useful = size(level, g) > 1 && (level == 3 || size(2, g) > size(3, levels[3][i]));
+                if !useful {
+                    continue;
+                }
+                let at = *made.entry((level, g)).or_insert_with(|| {
+                    if let Ok(bus) = next_bus() {
+                        let mut d = Device::new(parent, bus, 0x060400);
+                        d.host_bridge = Some(format!("bridge{}", levels[1][i]));
+                        system.devices.push(d);
+                    }
+                    system.devices.len().saturating_sub(1)
+                });
+                parent = Parent::Device(at);
+            }
+            let Ok(bus) = next_bus() else { continue };
+            system.devices.push(self.device(i, row, bus, parent, levels[1][i]));
+        }
+        self.nvlinks(&mut system);
+        super::hwloc_xml::number_ports(&mut system);
+        system.finding(
+            "nvidia-smi",
+            "the text holds no bus ids and no speeds: addresses are made up, PCIe counts as 3.0 x16, ports as 10 Gb/s",
+        );
+        system
+    }
+
+    fn device(&self, i: usize, row: &Row, bus: BusId, parent: Parent, bridge: usize) -> Device {
+        let number = row.name.strip_prefix("GPU").and_then(|n| n.parse::<i32>().ok());
+        let mut d = Device::new(parent, bus, if number.is_some() { 0x030200 } else { 0x020000 });
+        d.host_bridge = Some(format!("bridge{bridge}"));
+        match number {
+            Some(dev) => d.gpu = Some(Gpu { dev, sm: self.sm(), ..Gpu::default() }),
+            None => {
+                let name = self.names.get(&row.name).unwrap_or(&row.name).clone();
+                d.nics.push(Nic {
+                    ports: vec![Port { name, guid: Some(i as u64 + 1), ..Port::default() }],
+                    extra: vec![],
+                });
+            }
+        }
+        d
+    }
+
+    fn links_of(&self, i: usize) -> Vec<(usize, u32)> {
+        let cells = self.rows[i].cells.iter().enumerate();
+        cells.filter_map(|(j, c)| if let Cell::NvLink(n) = c { Some((j, *n)) } else { None }).collect()
+    }
+
+    /// With more links to all peers together than any GPU has, they lead to NVSwitches.
+    fn switched(&self) -> bool {
+        (0..self.rows.len()).any(|i| self.links_of(i).iter().map(|l| l.1).sum::<u32>() > 18)
+    }
+
+    /// The generation that has as many links: 4 Pascal, 6 Volta, 12 Ampere, 18 Hopper (or Blackwell, which looks the
+    /// same). 0 without NVLink.
+    fn sm(&self) -> i32 {
+        let switched = self.switched();
+        let most = (0..self.rows.len()).map(|i| {
+            let counts = self.links_of(i).into_iter().map(|l| l.1);
+            if switched { counts.max().unwrap_or(0) } else { counts.sum() }
+        });
+        match most.max().unwrap_or(0) {
+            0 => 0,
+            1..=4 => 60,
+            5..=6 => 70,
+            7..=12 => 80,
+            _ => 90,
+        }
+    }
+
+    fn nvlinks(&self, system: &mut System) {
+        let switched = self.switched();
+        let at =
+            |i: usize| system.gpus().find(|(_, _, g)| Some(g.dev) == number(&self.rows[i].name)).map(|g| g.0);
+        let places: Vec<Option<usize>> = (0..self.rows.len()).map(at).collect();
+        let mut seen = false;
+        for i in 0..self.rows.len() {
+            let Some(from) = places[i] else { continue };
+            let links = self.links_of(i);
+            let mut add = Vec::new();
+            if switched {
+                if let (Some(count), Ok(target)) =
+                    (links.iter().map(|l| l.1).max(), BusId::parse("fffffff:ffff:ff"))
+                {
+                    add.push(NvLink {
+                        target,
+                        count,
+                        target_class: Some(0x068000),
+                        bandwidth: None,
+                        xgmi: false,
+                    });
+                }
+            } else {
+                for (j, count) in links {
+                    let Some(to) = places[j] else { continue };
+                    let target = system.devices[to].bus.clone();
+                    add.push(NvLink {
+                        target,
+                        count,
+                        target_class: Some(0x030200),
+                        bandwidth: None,
+                        xgmi: false,
+                    });
+                }
+            }
+            seen |= !add.is_empty();
+            if let Some(gpu) = &mut system.devices[from].gpu {
+                gpu.nvlinks = add;
+            }
+        }
+        if seen {
+            let how = if switched { "through NVSwitches" } else { "directly" };
+            system.finding(
+                "nvidia-smi",
+                format!("GPUs are linked {how}; their generation is guessed from the number of links"),
+            );
+        }
+    }
+}
+
+fn number(name: &str) -> Option<i32> {
+    name.strip_prefix("GPU").and_then(|n| n.parse().ok())
+}
+
+fn clip(text: &str) -> String {
+    text.chars().take(20).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Graph, Paths};
+
+    const DGX1: &str = "\u{1b}[4m\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\u{1b}[0m
+GPU0\t X \tNV1\tSYS\tPIX\t0-19\t0
+GPU1\tNV1\t X \tSYS\tPHB\t0-19\t0
+GPU2\tSYS\tSYS\t X \tSYS\t20-39\t1
+NIC0\tPIX\tPHB\tSYS\t X \t\t
+
+Legend:
+  X    = Self
+NIC Legend:
+
+  NIC0: mlx5_0
+";
+
+    #[test]
+    fn places_follow_from_the_words() {
+        let system = read(DGX1).unwrap();
+        let graph = Graph::new(&system).unwrap();
+        let paths = Paths::new(&graph);
+        let word = |a, b| {
+            let (a, b) = (graph.node(a).unwrap(), graph.node(b).unwrap());
+            paths.class_for_people(&graph, a, b).word()
+        };
+        assert_eq!(word("GPU0", "GPU1"), "NVL");
+        assert_eq!(word("GPU0", "mlx5_0"), "PIX");
+        assert_eq!(word("GPU1", "mlx5_0"), "PHB");
+        assert_eq!(word("GPU0", "GPU2"), "SYS");
+        assert_eq!(system.numas.len(), 2);
+    }
+
+    #[test]
+    fn bad_cells_are_named() {
+        let error = read(&DGX1.replace("PIX\t0-19", "FOO\t0-19")).unwrap_err().to_string();
+        assert!(error.contains("line 2") && error.contains("FOO"), "{error}");
+        let error = read("GPU0 GPU1\nGPU0 X NV1\n").unwrap_err().to_string();
+        assert!(error.contains("2 columns and 1 rows"), "{error}");
+    }
+}

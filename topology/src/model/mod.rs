@@ -1,0 +1,506 @@
+//! One host as its parts: NUMA nodes, and the PCI devices that hang off them.
+//!
+//! A [`System`] is what providers and files fill in; [`Graph`](crate::Graph) is what is derived from it: nodes and
+//! directed links with GB/s and µs. Keeping the two apart lets a file be read, shown and written again without loss.
+
+mod bus;
+pub mod constants;
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use bus::BusId;
+
+use crate::{Error, Result};
+
+/// Attributes of a file that this crate keeps and does not interpret, in their order.
+pub type Attributes = Vec<(String, String)>;
+
+/// One host.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct System {
+    /// What to call it, for people.
+    #[serde(default)]
+    pub name: String,
+    /// NUMA nodes, in the order of the source.
+    pub numas: Vec<Numa>,
+    /// PCI devices, each after its parent.
+    #[serde(default)]
+    pub devices: Vec<Device>,
+    /// Links whose speed was measured or given by hand; they win over every table.
+    #[serde(default)]
+    pub overrides: Vec<LinkOverride>,
+    /// What providers and readers could not see or do not believe.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
+    /// Attributes of the source's outermost element.
+    #[serde(default)]
+    pub extra: Attributes,
+}
+
+/// One NUMA node with its cores.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Numa {
+    /// The system's number for it; -1 where a virtual machine has none.
+    pub id: i32,
+    /// `x86_64`, `arm64`, `ppc64`; empty if unknown.
+    #[serde(default)]
+    pub arch: String,
+    /// `GenuineIntel`, `AuthenticAMD`, …; empty if unknown.
+    #[serde(default)]
+    pub vendor: String,
+    /// CPU family, in the notation of the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<i32>,
+    /// CPU model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<i32>,
+    /// Cores as hexadecimal words, highest first, as sysfs' `cpumap` prints them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<String>,
+    /// Identity of the host, where files of several hosts are fused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_hash: Option<String>,
+    /// Memory in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
+    /// Network ports that hang off no PCI device (virtual NICs, USB).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Nic>,
+    /// Attributes not interpreted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra: Attributes,
+}
+
+/// Where a device hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Parent {
+    /// On a NUMA node's root complex (index into [`System::numas`]).
+    Numa(usize),
+    /// Behind another device (index into [`System::devices`]).
+    Device(usize),
+}
+
+/// One PCI function: bridge, switch, GPU, NIC or something else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// What it hangs off.
+    pub parent: Parent,
+    /// Its address.
+    pub bus: BusId,
+    /// PCI class, 24 bits: 0x060400 is a bridge, 0x03.... a GPU, 0x02.... a NIC, 0x068000 an NVSwitch.
+    pub class: u32,
+    /// Vendor, device, subsystem vendor, subsystem device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<[u16; 4]>,
+    /// Link speed as sysfs prints it (`16.0 GT/s PCIe`), empty or absent where it cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_speed: Option<String>,
+    /// Lanes; 0 or absent where they cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_width: Option<u32>,
+    /// The fastest the device could go, `speed x width`, where that differs from the above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_max: Option<String>,
+    /// Which PCI host bridge it is under (`pci0000:80`), where that is known: tells PHB from NODE.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_bridge: Option<String>,
+    /// Product name, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub product: Option<String>,
+    /// The accelerator it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
+    /// Network ports on it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Nic>,
+    /// Links to other switches (Broadcom).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pcilinks: Vec<BusId>,
+    /// Attributes not interpreted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra: Attributes,
+}
+
+/// What makes a PCI device an accelerator.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// The driver's index.
+    pub dev: i32,
+    /// Compute capability as NCCL writes it (80, 90, 100); 0 if unknown, the number of compute units for AMD.
+    #[serde(default)]
+    pub sm: i32,
+    /// Rank in the job of the file's author.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<i32>,
+    /// NICs can reach its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gdr: Option<bool>,
+    /// AMD's gfx target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gcn: Option<String>,
+    /// Links to peers and NVSwitches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nvlinks: Vec<NvLink>,
+    /// Chip-to-chip links to its CPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub c2c: Vec<C2c>,
+    /// The source only shows a device of display class: that it takes part is our assumption.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub assumed: bool,
+    /// Attributes not interpreted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra: Attributes,
+}
+
+/// A bundle of NVLinks (or xGMI links) to one target.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NvLink {
+    /// Peer GPU, NVSwitch, CPU (POWER), or the placeholder for a hidden NVSwitch.
+    pub target: BusId,
+    /// How many links.
+    pub count: u32,
+    /// PCI class of the target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_class: Option<u32>,
+    /// GB/s of all of them in one direction, where the source says so itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<f64>,
+    /// AMD's kind of link.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub xgmi: bool,
+}
+
+/// Chip-to-chip link between CPU and GPU (Grace).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct C2c {
+    /// MB/s of one link.
+    pub bw: f64,
+    /// Number of links.
+    pub count: u32,
+}
+
+/// A network adapter: one or more ports.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nic {
+    /// Its ports.
+    pub ports: Vec<Port>,
+    /// Attributes not interpreted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra: Attributes,
+}
+
+/// One network port.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Port {
+    /// `mlx5_0`, `eth0`.
+    #[serde(default)]
+    pub name: String,
+    /// Index among the network devices; a port without one is not used by NCCL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dev: Option<i32>,
+    /// Mb/s; absent or 0 where it cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed_mbps: Option<f64>,
+    /// Port number on the adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<i32>,
+    /// µs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<f64>,
+    /// Adapter's globally unique id: ports with the same one share an adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guid: Option<u64>,
+    /// Connections it can hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maxconn: Option<i64>,
+    /// Reaches GPU memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gdr: Option<bool>,
+    /// RDMA device behind the interface, or the interface behind the RDMA device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub companion: Option<String>,
+    /// `up`, `down`, …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// GID table of an RDMA port: `index type address`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gids: Vec<String>,
+    /// Attributes not interpreted (`coll`, `net`, `gin`, `rma`, `rail`, `plane`, `keep`, …).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra: Attributes,
+}
+
+/// The true speed of one link, by the names that [`Graph`](crate::Graph) gives its ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkOverride {
+    /// One end: `GPU0`, `NUMA1`, a port's name or a bus id. Must be a neighbour of `to`.
+    pub from: String,
+    /// Other end.
+    pub to: String,
+    /// GB/s in that direction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gbps: Option<f64>,
+    /// µs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub us: Option<f64>,
+    /// Whether it holds for the other direction too (the usual case).
+    #[serde(default = "yes")]
+    pub both: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Something a reader of the result must know: not seen, not believed, assumed.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Finding {
+    /// Who says so: `hwloc`, `sysfs`, `nvml`, or the format.
+    pub source: String,
+    /// One sentence.
+    pub message: String,
+}
+
+/// What a PCI class means to this crate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClassKind {
+    /// Bridge, switch, or anything unknown.
+    Bridge,
+    /// Accelerator.
+    Gpu,
+    /// Network adapter.
+    Nic,
+    /// NVSwitch.
+    NvSwitch,
+}
+
+/// Sorts a 24-bit PCI class: 0x03 display and 0x12 processing accelerators are GPUs, 0x02 and 0x0c06 (InfiniBand as a
+/// serial bus) are NICs, 0x068000 an NVSwitch.
+pub fn class_kind(class: u32) -> ClassKind {
+    match class >> 16 {
+        0x03 | 0x12 => ClassKind::Gpu,
+        0x02 => ClassKind::Nic,
+        _ if class >> 8 == 0x0c06 => ClassKind::Nic,
+        _ if class == 0x068000 => ClassKind::NvSwitch,
+        _ => ClassKind::Bridge,
+    }
+}
+
+/// The most PCI devices of one host that are looked at; the largest servers show a few hundred.
+pub const MAX_DEVICES: usize = 4096;
+
+impl System {
+    /// Adds a finding, once.
+    pub fn finding(&mut self, source: &str, message: impl Into<String>) {
+        let finding = Finding { source: source.to_owned(), message: message.into() };
+        if !self.findings.contains(&finding) {
+            self.findings.push(finding);
+        }
+    }
+
+    /// Indices of the devices that are accelerators, in order.
+    pub fn gpus(&self) -> impl Iterator<Item = (usize, &Device, &Gpu)> {
+        self.devices.iter().enumerate().filter_map(|(i, d)| d.gpu.as_ref().map(|g| (i, d, g)))
+    }
+
+    /// Every network port with the device it is on (none for virtual ones) and its NUMA node.
+    pub fn ports(&self) -> impl Iterator<Item = (Option<usize>, &Port)> {
+        let on_devices =
+            self.devices.iter().enumerate().flat_map(|(i, d)| {
+                d.nics.iter().flat_map(move |n| n.ports.iter().map(move |p| (Some(i), p)))
+            });
+        let virtuals =
+            self.numas.iter().flat_map(|n| n.nics.iter().flat_map(|n| n.ports.iter().map(|p| (None, p))));
+        virtuals.chain(on_devices)
+    }
+
+    /// The NUMA node (index) a device hangs off. The system must be valid.
+    pub fn numa_of(&self, device: usize) -> usize {
+        let mut at = device;
+        loop {
+            match self.devices[at].parent {
+                Parent::Numa(n) => return n,
+                Parent::Device(d) => at = d,
+            }
+        }
+    }
+
+    /// Devices directly below `parent`, in order.
+    pub fn children(&self, parent: Parent) -> impl Iterator<Item = usize> {
+        self.devices.iter().enumerate().filter(move |(_, d)| d.parent == parent).map(|(i, _)| i)
+    }
+
+    /// Checks what no reader can check on its own: parents exist and make a tree, bus ids are unique, speeds are
+    /// positive, NVLinks lead somewhere.
+    pub fn validate(&self) -> Result<()> {
+        if self.numas.is_empty() {
+            return Err(Error::invalid(
+                "the system has no NUMA node; even a machine without NUMA has one <cpu>",
+            ));
+        }
+        if self.devices.len() > MAX_DEVICES {
+            return Err(Error::invalid(format!(
+                "{} PCI devices in one host; at most {MAX_DEVICES} are looked at",
+                self.devices.len()
+            )));
+        }
+        let mut numas = HashMap::new();
+        for (i, numa) in self.numas.iter().enumerate() {
+            if let Some(first) = numas.insert((numa.id, numa.host_hash.as_deref()), i) {
+                return Err(Error::invalid(format!(
+                    "NUMA node {} is described twice (nodes {first} and {i} of the file); give each its own id",
+                    numa.id
+                )));
+            }
+        }
+        self.validate_tree()?;
+        let mut seen: HashMap<&BusId, usize> = HashMap::new();
+        for (i, d) in self.devices.iter().enumerate() {
+            if let Some(first) = seen.insert(&d.bus, i) {
+                return Err(Error::invalid(format!(
+                    "bus id {} is used by two devices (number {first} and number {i}); each PCI function has its own",
+                    d.bus
+                )));
+            }
+        }
+        let mut ranks = HashMap::new();
+        for (_, d, gpu) in self.gpus() {
+            if let Some(rank) = gpu.rank
+                && let Some(other) = ranks.insert(rank, &d.bus)
+            {
+                return Err(Error::invalid(format!("GPUs {other} and {} both have rank {rank}", d.bus)));
+            }
+            self.validate_gpu(d, gpu, &seen)?;
+        }
+        for (_, port) in self.ports() {
+            if let Some(speed) = port.speed_mbps
+                && (speed < 0.0 || !speed.is_finite())
+            {
+                return Err(Error::invalid(format!(
+                    "port {} has a speed of {speed} Mb/s; a speed is positive, or absent if it is not known",
+                    port.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_tree(&self) -> Result<()> {
+        for (i, d) in self.devices.iter().enumerate() {
+            let mut at = i;
+            for step in 0.. {
+                match self.devices[at].parent {
+                    Parent::Numa(n) if n < self.numas.len() => break,
+                    Parent::Numa(n) => {
+                        return Err(Error::invalid(format!(
+                            "{} hangs off NUMA node number {n}, but there are {}",
+                            d.bus,
+                            self.numas.len()
+                        )));
+                    }
+                    Parent::Device(p) if p >= self.devices.len() => {
+                        return Err(Error::invalid(format!(
+                            "{} hangs off device number {p}, but there are {}",
+                            d.bus,
+                            self.devices.len()
+                        )));
+                    }
+                    Parent::Device(_) if step > self.devices.len() => {
+                        return Err(Error::invalid(format!(
+                            "the PCI tree has a cycle through {}: a device cannot be above itself",
+                            d.bus
+                        )));
+                    }
+                    Parent::Device(p) => at = p,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_gpu(&self, d: &Device, gpu: &Gpu, seen: &HashMap<&BusId, usize>) -> Result<()> {
+        for link in &gpu.nvlinks {
+            if link.count == 0 {
+                return Err(Error::invalid(format!(
+                    "GPU {} has an NVLink to {} with count 0; leave it out, or say how many links there are",
+                    d.bus, link.target
+                )));
+            }
+            if let Some(bw) = link.bandwidth
+                && !(bw > 0.0 && bw.is_finite())
+            {
+                return Err(Error::invalid(format!(
+                    "GPU {}: NVLink to {} has {bw} GB/s, which is not positive",
+                    d.bus, link.target
+                )));
+            }
+            let switch = link.target.is_placeholder()
+                || link.target_class.is_some_and(|c| matches!(c, 0x068000 | 0x068001));
+            if !switch && !seen.contains_key(&link.target) {
+                return Err(Error::invalid(format!(
+                    "GPU {} has an NVLink to {}, and there is no such device; add it, or remove the link",
+                    d.bus, link.target
+                )));
+            }
+        }
+        for c2c in &gpu.c2c {
+            if !(c2c.bw > 0.0 && c2c.bw.is_finite()) || c2c.count == 0 {
+                return Err(Error::invalid(format!(
+                    "GPU {} has a C2C link of {} × {} MB/s; both must be positive",
+                    d.bus, c2c.count, c2c.bw
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    /// A device with nothing but a place, an address and a class.
+    pub fn new(parent: Parent, bus: BusId, class: u32) -> Self {
+        Device {
+            parent,
+            bus,
+            class,
+            ids: None,
+            link_speed: None,
+            link_width: None,
+            link_max: None,
+            host_bridge: None,
+            product: None,
+            gpu: None,
+            nics: Vec::new(),
+            pcilinks: Vec::new(),
+            extra: Vec::new(),
+        }
+    }
+
+    /// GB/s of the link to its parent, by the table of [`constants::pcie_bandwidth`].
+    pub fn link_bandwidth(&self) -> f64 {
+        constants::pcie_bandwidth(self.link_speed.as_deref().unwrap_or(""), self.link_width.unwrap_or(0))
+    }
+
+    /// The link speed is what emulated and passed-through devices report, not a speed: nothing readable, or
+    /// 2.5 GT/s over one lane.
+    pub fn link_is_doubtful(&self) -> bool {
+        let speed = constants::gigatransfers(self.link_speed.as_deref().unwrap_or(""));
+        match (speed, self.link_width.unwrap_or(0)) {
+            (None, _) | (_, 0) | (_, 64..) => true,
+            (Some(s), 1) => s <= 2.5,
+            _ => false,
+        }
+    }
+}

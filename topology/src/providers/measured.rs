@@ -1,0 +1,90 @@
+//! Measured links: the true α and β of each, which win over every table.
+//!
+//! ```toml
+//! [[link]]
+//! from = "GPU0"
+//! to = "NVSW"
+//! gbps = 371.2
+//! us = 0.45
+//! ```
+//!
+//! `both = false` holds for one direction only. The names are those of `nd-topo show`.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::model::LinkOverride;
+use crate::{Error, Result, System};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    link: Vec<LinkOverride>,
+}
+
+/// Reads measurements from a file and adds them.
+///
+/// # Errors
+/// [`Error::Io`], [`Error::Parse`], and those of [`parse`].
+pub fn add(system: &mut System, path: &Path) -> Result<()> {
+    let links = parse(&super::read_text(path)?)?;
+    system.finding("measured", format!("{} links from {}", links.len(), path.display()));
+    system.overrides.extend(links);
+    // Names and neighbourhood are checked where the graph is made.
+    crate::Graph::new(system).map(|_| ())
+}
+
+/// Reads measurements from TOML.
+///
+/// # Errors
+/// [`Error::Invalid`] for a link without a number, or with one that is not positive.
+pub fn parse(text: &str) -> Result<Vec<LinkOverride>> {
+    let file: File =
+        toml::from_str(text).map_err(|e| crate::library::toml_error("measured links TOML", text, &e))?;
+    for l in &file.link {
+        let numbers = [l.gbps, l.us];
+        if numbers.iter().all(Option::is_none) {
+            return Err(Error::Invalid(format!("link {} – {} has neither gbps nor us", l.from, l.to)));
+        }
+        if let Some(bad) = numbers.into_iter().flatten().find(|v| !(*v > 0.0 && v.is_finite())) {
+            return Err(Error::Invalid(format!("link {} – {}: {bad} is not positive", l.from, l.to)));
+        }
+    }
+    Ok(file.link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::Source;
+
+    #[test]
+    fn a_measurement_wins() {
+        let mut system = crate::library::machine("dgx-h100").unwrap();
+        system.overrides = parse("[[link]]\nfrom='GPU0'\nto='NVSW'\ngbps=300.5\nus=0.4\n").unwrap();
+        let graph = crate::Graph::new(&system).unwrap();
+        let (gpu, switch) = (graph.node("GPU0").unwrap(), graph.nvswitch.unwrap());
+        for (a, b) in [(gpu, switch), (switch, gpu)] {
+            let link = &graph.links[graph.link_between(a, b, None).unwrap()];
+            assert_eq!((link.bandwidth, link.latency, link.source), (300.5, 0.4, Source::Measured));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        let system = crate::library::machine("dgx-h100").unwrap();
+        let graph = |text: &str| {
+            let mut s = system.clone();
+            s.overrides = parse(text)?;
+            crate::Graph::new(&s)
+        };
+        let error = |text: &str| graph(text).unwrap_err().to_string();
+        assert!(error("[[link]]\nfrom='GPU0'\nto='GPU1'\ngbps=1.0").contains("not neighbours"));
+        assert!(error("[[link]]\nfrom='GPU99'\nto='GPU1'\ngbps=1.0").contains("GPU99"));
+        assert!(error("[[link]]\nfrom='GPU0'\nto='NVSW'\ngbps=-1.0").contains("-1"));
+        assert!(error("[[link]]\nfrom='GPU0'\nto='NVSW'").contains("neither"));
+        assert!(error("[[link]]\nfrom='GPU0'\n").contains("line"));
+    }
+}
