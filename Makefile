@@ -3,15 +3,18 @@
 CARGO ?= cargo
 BENCH ?= allreduce
 
-.PHONY: bench test setup check unit docs
+.PHONY: bench test setup setup-test check unit docs
 
 bench: setup
 	$(CARGO) run --release --quiet -p nd-tools --bin nd-bench -- $(BENCH) -b 8 -e 64M -f 8
 
-test: setup check docs unit
+test: setup-test check docs unit
 
 setup:
 	@scripts/setup
+
+setup-test:
+	@scripts/setup test
 
 check:
 	$(CARGO) fmt --all --check

@@ -50,7 +50,8 @@ impl Chooser {
 
     /// The algorithm for a call.
     pub fn choose(&self, shape: &Shape, data_type: DataType) -> Result<Choice, Problem> {
-        for (collective, names) in &self.asked {
+        let single = shape.collective == Collective::SendRecv;
+        for (collective, names) in self.asked.iter().filter(|_| !single) {
             if collective.is_none_or(|c| c == shape.collective) {
                 match self.first_of(names, shape) {
                     Some(choice) => return Ok(choice),
@@ -62,6 +63,10 @@ impl Chooser {
         }
         let bytes = bytes(shape, data_type);
         let n = shape.world_size();
+        if shape.collective == Collective::SendRecv {
+            let algorithm: &'static dyn Algorithm = &schedule::direct::Direct;
+            return Ok(Choice { algorithm, why: "one message".into() });
+        }
         let (name, why) = match shape.collective {
             Collective::AllReduce if bytes <= ONE_SHOT_UP_TO && n <= FEW_RANKS => {
                 ("oneshot", format!("{bytes} B among {n} ranks: one message to each, one hop"))

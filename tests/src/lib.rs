@@ -15,14 +15,20 @@ pub mod worlds;
 /// What a test may need that a machine may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// To be root, for network namespaces and other users.
+    /// To be root and to have `ip`, for network namespaces.
     Root,
+    /// `ndvm`, which boots small virtual machines, and what it needs.
+    VirtualMachine,
+    /// Open MPI's or MPICH's `mpirun`.
+    Mpi,
 }
 
 /// Says in one line that a test is skipped, on standard error and in the file that `ND_SKIPPED` names.
 pub fn skip(test: &str, need: Need) {
     let need = match need {
         Need::Root => "root",
+        Need::VirtualMachine => "ndvm",
+        Need::Mpi => "mpirun",
     };
     let line = format!("skipped {test}: needs {need}\n");
     eprint!("{line}");
@@ -32,3 +38,8 @@ pub fn skip(test: &str, need: Need) {
         let _ = file.and_then(|mut f| f.write_all(line.as_bytes()));
     }
 }
+
+/// The program in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -5,6 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use nd_tests::{Need, skip};
+
 fn ndvm() -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/vm/ndvm");
     let ndvm = std::env::var_os("ND_VM").map_or_else(beside, PathBuf::from);
@@ -13,11 +15,12 @@ fn ndvm() -> Option<PathBuf> {
         check.is_ok_and(|o| o.status.success())
     };
     if !ndvm.is_file() {
-        eprintln!("skipped: {} is not there, so no virtual machine was looked at", ndvm.display());
+        skip("a_machine_with_two_numa_nodes_is_seen_as_it_is", Need::VirtualMachine);
         return None;
     }
     if !ready(&ndvm) {
-        eprintln!("skipped: `{} check` says something is missing (run its install-deps)", ndvm.display());
+        eprintln!("`{} check` says something is missing; run its install-deps", ndvm.display());
+        skip("a_machine_with_two_numa_nodes_is_seen_as_it_is", Need::VirtualMachine);
         return None;
     }
     Some(ndvm)

@@ -243,14 +243,17 @@ impl Engine {
         let input_bytes = self.shape(call).input_len(self.rank()) * call.data_type.size() as u64;
         let (mut input, output) = (call.input.cast_mut(), call.output);
         let premultiplies = matches!(call.op, Some(ReduceOp::PreMulSum(_)));
-        let extra = if premultiplies && call.alias == Alias::None { input_bytes } else { 0 };
+        // In place the input is the caller's to change, but not where it is only an input.
+        let only_input = call.alias == Alias::None
+            || (call.collective == Collective::Reduce && call.root as usize != self.rank());
+        let extra = if premultiplies && only_input { input_bytes } else { 0 };
         let extra_at = plan.scratch.next_multiple_of(64);
         let scratch = self.scratch(index, extra_at + extra)?;
         if let (true, Some(kernel)) = (premultiplies, &plan.kernel) {
             let kernel = Kernel::new(call.data_type, call.op.unwrap_or(ReduceOp::Sum), 1).unwrap_or(*kernel);
             let to = if extra > 0 { scratch.wrapping_add(extra_at as usize) } else { input };
             let count = input_bytes as usize / call.data_type.size();
-            // SAFETY: the caller's promise; in place the input is the caller's to change.
+            // SAFETY: the caller's promise.
             unsafe { kernel.premultiply(input, to, count) };
             input = to;
         }
@@ -440,6 +443,9 @@ impl Engine {
         let report = match error {
             Error::Mismatch { rank, ours, peer, theirs } => {
                 Report::Mismatch { rank: *rank, ours: *ours, peer: *peer, theirs: *theirs }
+            }
+            Error::Transport { source: nd_transport::Error::PeerLost { rank, .. }, .. } => {
+                Report::Failed { culprit: *rank, why: error.to_string() }
             }
             Error::PeerFailed { culprit, why, .. } => Report::Failed { culprit: *culprit, why: why.clone() },
             _ => Report::Failed { culprit: self.rank(), why: error.to_string() },

@@ -150,7 +150,7 @@ impl Task<'_> {
         self.wrong +=
             [Some(&apart), in_place.as_ref()].into_iter().flatten().filter_map(|h| h.wrong).sum::<u64>();
         if let Some(report) = &mut self.report {
-            let explanation = explain(comm, bench, lengths.count as u64, T::DATA_TYPE, op)?;
+            let explanation = comm.explain(bench.0, lengths.count as u64, T::DATA_TYPE, op)?;
             report.row(Row {
                 bench,
                 size,
@@ -165,25 +165,6 @@ impl Task<'_> {
         }
         Ok(())
     }
-}
-
-fn explain(
-    comm: &Communicator,
-    bench: Bench,
-    count: u64,
-    data_type: DataType,
-    op: Option<ReduceOp>,
-) -> nd_comm::Result<Explanation> {
-    if bench.0 != Collective::SendRecv {
-        return comm.explain(bench.0, count, data_type, op);
-    }
-    // There is nothing to choose, so there is nothing to ask but how ranks are reached.
-    let links = comm.explain(Collective::Barrier, 0, DataType::U8, None)?;
-    Ok(Explanation {
-        algorithm: "direct",
-        why: "one message to the next rank, one from the one before".into(),
-        ..links
-    })
 }
 
 /// Refuses what would only be found out by the kernel's out-of-memory killer.
