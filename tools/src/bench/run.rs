@@ -1,6 +1,5 @@
 //! What one rank does: every collective, type, operation, root and size.
 
-use nd_comm::communicator::Explanation;
 use nd_comm::number::{DataType, F8E4M3, F8E5M2, ReduceOp};
 use nd_comm::prelude::Communicator;
 use nd_comm::schedule::Collective;

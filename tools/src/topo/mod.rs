@@ -1,6 +1,7 @@
 //! `nd-topo`: the command over `nd-topology`. One file for each subcommand; this one has the arguments and what they
 //! share.
 
+mod env;
 mod paths;
 mod place;
 mod rings;
@@ -30,6 +31,7 @@ const EXAMPLES: &str = "Examples:
   nd-topo place --cluster c.toml --mesh tp=8,dp_shard=4,dp_replicate=-1
   nd-topo export --from topo.xml --format dot | dot -Tsvg > topo.svg
   nd-topo machines                               the machines of the library
+  nd-topo env socket                             settings about sockets: value, where it came from, meaning
 
 Files that are read: NCCL and RCCL topology XML, hwloc 2 XML, the text of `nvidia-smi topo -m`, this program's JSON,
 and machines in TOML (`nd-topo machines dgx-h100` prints one to start from).";
@@ -61,6 +63,8 @@ enum Command {
   nd-topo export --format nccl-xml > topo.xml
   nd-topo export --from topo.xml --format dot -o topo.dot")]
     Export(ExportArgs),
+    /// List every setting with its value, where that came from, and what it means
+    Env(env::EnvArgs),
     /// List the machines of the library, or print the description of one
     Machines {
         /// A machine's name
@@ -172,6 +176,7 @@ pub fn run(args: Args) -> Result<()> {
         Command::Search(a) => rings::run(&a),
         Command::Place(a) => place::run(&a),
         Command::Export(a) => export(&a),
+        Command::Env(a) => env::run(&a),
         Command::Machines { name } => machines(name.as_deref()),
     }
 }
