@@ -26,27 +26,12 @@ fn ndvm() -> Option<PathBuf> {
     Some(ndvm)
 }
 
-/// The command, built beside this test.
-fn nd_topo() -> PathBuf {
-    let deps = std::env::current_exe().unwrap();
-    let folder = deps.parent().unwrap().parent().unwrap();
-    let binary = folder.join("nd-topo");
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "-q", "-p", "nd-tools", "--bin", "nd-topo"]);
-    if folder.file_name().is_some_and(|n| n == "release") {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success(), "nd-topo does not build");
-    assert!(binary.is_file(), "{} was not built", binary.display());
-    binary
-}
-
 #[test]
 fn a_machine_with_two_numa_nodes_is_seen_as_it_is() {
     let Some(ndvm) = ndvm() else { return };
     let out = Command::new(&ndvm)
         .args(["run", "--numa", "2", "--pcie-topology", "--timeout", "280", "--"])
-        .arg(nd_topo())
+        .arg(env!("CARGO_BIN_EXE_nd-topo"))
         .args(["show", "--json"])
         .output()
         .unwrap();
