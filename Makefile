@@ -26,5 +26,5 @@ docs:
 # The commands are tested as they are shipped: optimised.
 unit:
 	@rm -f target/skipped.txt
-	ND_SKIPPED=$(CURDIR)/target/skipped.txt $(CARGO) test --workspace --release --locked
+	SKIPPED_TESTS=$(CURDIR)/target/skipped.txt $(CARGO) test --workspace --release --locked
 	@if [ -s target/skipped.txt ]; then sort -u target/skipped.txt; fi

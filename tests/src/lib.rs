@@ -23,7 +23,7 @@ pub enum Need {
     Mpi,
 }
 
-/// Says in one line that a test is skipped, on standard error and in the file that `ND_SKIPPED` names.
+/// Says in one line that a test is skipped, on standard error and in the file that `SKIPPED_TESTS` names.
 pub fn skip(test: &str, need: Need) {
     let need = match need {
         Need::Root => "root",
@@ -32,7 +32,7 @@ pub fn skip(test: &str, need: Need) {
     };
     let line = format!("skipped {test}: needs {need}\n");
     eprint!("{line}");
-    if let Some(path) = std::env::var_os("ND_SKIPPED") {
+    if let Some(path) = std::env::var_os("SKIPPED_TESTS") {
         use std::io::Write;
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         let _ = file.and_then(|mut f| f.write_all(line.as_bytes()));

@@ -3,9 +3,11 @@
 //! | module | what |
 //! |---|---|
 //! | [`launch`] | starts ranks as processes of this host |
+//! | [`log`] | where warnings go |
 //! | [`bench`] | `nd-bench` |
 //! | [`topo`] | `nd-topo` |
 
 pub mod bench;
 pub mod launch;
+pub mod log;
 pub mod topo;

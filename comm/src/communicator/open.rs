@@ -86,6 +86,8 @@ impl Communicator {
         }
         let chooser = chooser(config)?;
         let failed = |source| Error::Transport { rank, source };
+        // What this rank cannot open is found out before any other rank waits for it.
+        drop(Endpoint::open(&config.transport).map_err(failed)?);
         let deadline = Instant::now() + config.start_timeout();
         let mut opening: Option<Opening> = None;
         let mut card = |local: Option<IpAddr>| {

@@ -74,7 +74,7 @@ enum BindTo {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+    nd_tools::log::init(tracing::level_filters::LevelFilter::WARN);
     let arguments = match arguments() {
         Ok(arguments) => arguments,
         Err(code) => return code,
