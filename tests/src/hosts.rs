@@ -74,7 +74,8 @@ impl Hosts {
         command
     }
 
-    fn name(&self, host: usize) -> String {
+    /// The name of a host's namespace.
+    pub fn name(&self, host: usize) -> String {
         format!("{}h{host}", self.prefix)
     }
 

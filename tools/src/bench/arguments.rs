@@ -94,6 +94,13 @@ pub struct Arguments {
     /// Draw bandwidth against size
     #[arg(long, value_name = "FILE.svg|.png")]
     pub plot: Option<PathBuf>,
+    /// Start ranks on these hosts, one `NAME [slots=N]` a line (without slots: --ranks, else 1), each reached by
+    /// --rsh; this program and nd-run must be at the same place there
+    #[arg(long, value_name = "FILE", conflicts_with = "threads")]
+    pub hosts: Option<PathBuf>,
+    /// The remote shell for --hosts; takes HOST COMMAND and passes its standard input on
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes", requires = "hosts")]
+    pub rsh: String,
     /// Say why each size was done as it was, and how each rank is reached
     #[arg(long)]
     pub explain: bool,
@@ -107,7 +114,7 @@ pub type Collectives = Vec<Bench>;
 pub enum Transport {
     /// The fastest there is.
     Auto,
-    /// Threads of one process.
+    /// Threads of one process; implies --threads.
     Local,
     /// Shared memory.
     Shm,

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `arguments`, `options` | the command line; what it asks for, checked |
 //! | `start` | ranks as threads, as processes, or this process as one rank of a launcher's |
+//! | `remote` | ranks on other hosts |
 //! | `run` | what one rank does: every type, operation, root and size |
 //! | `measure` | one case: warm up, time, check |
 //! | `call` | one call of a collective on a case's buffers |
@@ -27,6 +28,7 @@ mod picture;
 mod plot;
 mod progress;
 mod ranges;
+mod remote;
 mod report;
 mod run;
 mod sample;

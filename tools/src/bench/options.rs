@@ -54,6 +54,8 @@ pub struct Options {
     pub algorithm: Option<String>,
     pub registered: bool,
     pub threads: bool,
+    /// Where to start ranks, and the remote shell.
+    pub hosts: Option<(PathBuf, String)>,
     pub plot: Option<PathBuf>,
     pub explain: bool,
 }
@@ -79,14 +81,11 @@ pub fn check(a: Arguments) -> Result<Options, Error> {
     if let Some(ranks) = a.ranks.filter(|n| !(1..=1024).contains(n)) {
         return wrong(format!("--ranks {ranks}: from 1 to 1024 ranks can be started on one host"));
     }
-    match (a.threads, a.transport) {
-        (true, Some(Transport::Shm | Transport::Tcp)) => {
-            return wrong("--threads reaches ranks through their common memory (local); leave out --threads or --transport".into());
-        }
-        (false, Some(Transport::Local)) => {
-            return wrong("--transport local is between threads of one process; add --threads".into());
-        }
-        _ => {}
+    if a.threads && matches!(a.transport, Some(Transport::Shm | Transport::Tcp)) {
+        return wrong(
+            "--threads reaches ranks through their common memory (local); leave out --threads or --transport"
+                .into(),
+        );
     }
     if let Some(path) = &a.plot {
         plot::format(path)?;
@@ -110,7 +109,8 @@ pub fn check(a: Arguments) -> Result<Options, Error> {
         transport: a.transport,
         algorithm: a.algo.map(algorithm).transpose()?.flatten(),
         registered: a.buffers == Kind::Registered,
-        threads: a.threads,
+        threads: a.threads || a.transport == Some(Transport::Local),
+        hosts: a.hosts.map(|file| (file, a.rsh)),
         plot: a.plot,
         explain: a.explain,
     })
@@ -243,7 +243,6 @@ mod tests {
             ("allreduce -i 0", "at least 1"),
             ("allreduce --ranks 0", "from 1 to 1024"),
             ("allreduce --threads --transport tcp", "leave out --threads"),
-            ("allreduce --transport local", "add --threads"),
             ("allreduce --algo rign", "did you mean ring?"),
             ("allreduce --plot x.gif", ".svg"),
             ("allreduce -b 1Q", "not a size"),

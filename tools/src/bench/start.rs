@@ -9,7 +9,7 @@ use nd_comm::prelude::Communicator;
 use super::arguments::Transport;
 use super::error::Error;
 use super::options::{Options, Roots};
-use super::run;
+use super::{remote, run};
 use crate::launch::{Ended, Event, Group, Output, Plan};
 
 /// When a rank has failed, the others have so long to find out and say so.
@@ -21,6 +21,9 @@ pub fn run(options: &Options) -> Result<bool, Error> {
     crate::log::init(config.debug);
     if let Some(launch) = launched()? {
         return one(options, &launch, &config);
+    }
+    if let Some((file, shell)) = &options.hosts {
+        return remote::run(file, shell, options.ranks, &config);
     }
     let ranks = options.ranks.unwrap_or_else(one_per_core);
     match options.roots {
@@ -77,7 +80,8 @@ fn one(options: &Options, launch: &Launch, config: &Config) -> Result<bool, Erro
                 launch.launcher
             )));
         }
-        if let Some(n) = options.ranks.filter(|n| *n != launch.world_size) {
+        let stated = options.ranks.filter(|_| options.hosts.is_none());
+        if let Some(n) = stated.filter(|n| *n != launch.world_size) {
             let (launcher, size) = (launch.launcher, launch.world_size);
             return Err(Error::Usage(format!(
                 "--ranks {n}: {launcher} started {size} ranks; leave --ranks out"
