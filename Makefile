@@ -6,7 +6,7 @@ BENCH ?= allreduce
 .PHONY: bench test setup setup-test check unit docs
 
 bench: setup
-	$(CARGO) run --release --quiet -p nd-tools --bin nd-bench -- $(BENCH) -b 8 -e 64M -f 8
+	$(CARGO) run --release --quiet -p nd-tools --bin nd-bench -- $(BENCH) -b 8 -e 128M -f 4
 
 test: setup-test check docs unit
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`launch`] | starts ranks as processes of this host |
 //! | [`log`] | where warnings go |
-//! | [`bench`] | `nd-bench` |
+//! | [`bench`](mod@bench) | `nd-bench` |
 //! | [`topo`] | `nd-topo` |
 
 pub mod bench;
