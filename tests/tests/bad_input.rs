@@ -172,12 +172,16 @@ fn dropping_a_communicator_with_a_call_that_cannot_finish_returns() {
 fn a_forked_child_gets_an_error_and_the_parent_goes_on() {
     let ranks = world(&Kind::Shm, 1, &Chooser::default());
     let comm = ranks[0].clone();
+    let mut buffer = comm.alloc::<u64>(1 << 20).expect("memory");
+    buffer.fill(7);
     // SAFETY: the child calls the communicator, which fails, and exits at once.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
         let forked = matches!(comm.all_reduce(&mut [1i32], ReduceOp::Sum), Err(Error::Forked { rank: 0 }));
-        drop((comm, ranks));
+        let no_memory = matches!(comm.alloc::<u64>(1), Err(Error::Forked { rank: 0 }));
+        let forked = forked && no_memory;
+        drop((comm, ranks, buffer));
         // SAFETY: ends the child without running the parent's exit handlers.
         unsafe { libc::_exit(if forked { 0 } else { 1 }) };
     }
@@ -185,8 +189,17 @@ fn a_forked_child_gets_an_error_and_the_parent_goes_on() {
     // SAFETY: waits for the child that was just made.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0, "the child's call must fail with Error::Forked");
-    let mut x = [1i32];
-    comm.all_reduce(&mut x, ReduceOp::Sum).expect("the parent goes on");
+    assert!(buffer.iter().all(|&x| x == 7), "the child freed the parent's memory");
+    comm.all_reduce(&mut buffer, ReduceOp::Sum).expect("the parent goes on");
+}
+
+#[test]
+fn memory_that_cannot_be_is_refused() {
+    let ranks = world(&Kind::Local, 1, &Chooser::default());
+    for len in [1 << 50, (1 << 61) - 1, 1 << 61, usize::MAX / 8, usize::MAX - 5000, usize::MAX] {
+        let message = text(ranks[0].alloc::<u64>(len));
+        assert!(message.contains("registered memory"), "{message}");
+    }
 }
 
 #[test]

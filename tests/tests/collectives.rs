@@ -224,6 +224,29 @@ fn every_algorithm_by_name() {
 }
 
 #[test]
+fn a_group_matches_the_same_calls_one_by_one() {
+    for kind in Kind::all(3) {
+        let ranks = world(&kind, 3, &Chooser::default());
+        each(&ranks, |comm| {
+            let (mut a, mut b, mut c) = (vec![1i64; 9001], vec![2i64; 70_003], [comm.rank() as i64]);
+            if comm.rank() == 0 {
+                comm.group(|g| {
+                    g.all_reduce(&mut a, ReduceOp::Sum)?;
+                    g.all_reduce(&mut b, ReduceOp::Sum)?;
+                    g.all_reduce(&mut c, ReduceOp::Max)
+                })
+                .expect("group");
+            } else {
+                comm.all_reduce(&mut a, ReduceOp::Sum).expect("all_reduce");
+                comm.all_reduce(&mut b, ReduceOp::Sum).expect("all_reduce");
+                comm.all_reduce(&mut c, ReduceOp::Max).expect("all_reduce");
+            }
+            assert!(a.iter().all(|&x| x == 3) && b.iter().all(|&x| x == 6) && c == [2]);
+        });
+    }
+}
+
+#[test]
 fn splits_of_splits() {
     for kind in Kind::all(6) {
         let ranks = world(&kind, 6, &Chooser::default());

@@ -60,6 +60,8 @@ pub struct Config {
     /// The address by which this rank reached the rendezvous; preferred when choosing an interface. Not a setting
     /// of the user.
     pub local_address: Option<IpAddr>,
+    /// All ranks met on loopback, so that nobody else need reach this one. Not a setting of the user.
+    pub loopback_only: bool,
 }
 
 impl Default for Config {
@@ -75,6 +77,7 @@ impl Default for Config {
             spin: None,
             start_timeout: Duration::from_secs(60),
             local_address: None,
+            loopback_only: false,
         }
     }
 }

@@ -76,6 +76,9 @@ pub enum Error {
         /// What it sent.
         what: String,
     },
+    /// The memory and the connections belong to the parent of this process.
+    #[error("this endpoint was made before fork; make a new one in the child")]
+    Forked,
     /// No transport can reach a peer.
     #[error("no way from rank {from} to rank {to}: {why}")]
     Unreachable {

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use crate::fork::Forked;
 use crate::sys::{Mapping, PAGE};
 use crate::{Error, Result};
 
@@ -26,6 +27,8 @@ pub struct Region {
     mapping: Arc<Mapping>,
     start: usize,
     len: u64,
+    /// The memory belongs to the process that made it; a child of fork shares it, and must leave it alone.
+    forked: Forked,
     free: Mutex<BTreeMap<u64, u64>>,
     exposed: RwLock<BTreeMap<u64, u64>>,
 }
@@ -37,6 +40,7 @@ impl Region {
             mapping,
             start,
             len,
+            forked: Forked::here(),
             free: Mutex::new(BTreeMap::from([(HEADER, len - HEADER)])),
             exposed: RwLock::default(),
         })
@@ -45,14 +49,18 @@ impl Region {
     /// Reserves `len` bytes, zeroed, at a multiple of 4096 (of 2 MiB from that size on). Peers may map them; with
     /// `exposed` they may also put into them.
     pub fn alloc(self: &Arc<Region>, len: u64, exposed: bool) -> Result<Window> {
-        let size = len.max(1).next_multiple_of(PAGE as u64);
-        let align = if size >= HUGE_PAGE { HUGE_PAGE } else { PAGE as u64 };
-        let at = self.take(size, align).ok_or_else(|| Error::Limit {
+        let limit = || Error::Limit {
             what: "registered memory".into(),
             needed: format!("{len} bytes"),
             limit: format!("{} bytes of address space per rank", self.len),
             remedy: "free buffers, or use plain memory for this one".into(),
-        })?;
+        };
+        if self.forked.since() {
+            return Err(Error::Forked);
+        }
+        let size = len.max(1).checked_next_multiple_of(PAGE as u64).ok_or_else(limit)?;
+        let align = if size >= HUGE_PAGE { HUGE_PAGE } else { PAGE as u64 };
+        let at = self.take(size, align).ok_or_else(limit)?;
         if size >= HUGE_PAGE {
             self.mapping.want_huge_pages(self.start + at as usize, size as usize);
         }
@@ -80,6 +88,9 @@ impl Region {
     }
 
     fn give_back(&self, at: u64, size: u64) {
+        if self.forked.since() {
+            return;
+        }
         self.exposed.write().unwrap_or_else(PoisonError::into_inner).remove(&at);
         self.mapping.release(self.start + at as usize, size as usize);
         let mut free = self.free();
@@ -205,6 +216,14 @@ mod tests {
         assert_eq!(r.used(), 0);
         let all = r.alloc(15 * PAGE as u64, false).unwrap();
         assert_eq!(r.counter(all.offset() + 3 * PAGE as u64).load(std::sync::atomic::Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused_whatever_its_size() {
+        let r = region(16 * PAGE);
+        for len in [15 * PAGE as u64 + 1, 1 << 50, u64::MAX - 5000, u64::MAX - 1, u64::MAX] {
+            assert!(matches!(r.alloc(len, false), Err(Error::Limit { .. })), "{len}");
+        }
     }
 
     #[test]

@@ -125,6 +125,9 @@ impl Communicator {
     /// # Errors
     /// When the address space for registered memory is used up.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        if self.shared.forked.since() {
+            return Err(Error::Forked { rank: self.rank() });
+        }
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let window = self
             .shared

@@ -89,9 +89,15 @@ impl Communicator {
         // What this rank cannot open is found out before any other rank waits for it.
         drop(Endpoint::open(&config.transport).map_err(failed)?);
         let deadline = Instant::now() + config.start_timeout();
+        let on_loopback = meeting.on_loopback();
         let mut opening: Option<Opening> = None;
         let mut card = |local: Option<IpAddr>| {
-            let transport = nd_transport::Config { local_address: local, ..config.transport.clone() };
+            let transport = nd_transport::Config {
+                local_address: local,
+                // Whoever asks for an interface wants it.
+                loopback_only: on_loopback && config.transport.interfaces.is_empty(),
+                ..config.transport.clone()
+            };
             let opened = Endpoint::open(&transport).map_err(failed)?;
             let card = serde_json::to_vec(opened.card()).expect("cards are plain data");
             opening = Some(opened);

@@ -1,7 +1,9 @@
 //! The asynchronous calls: they take buffers ([`Owned`]: a `Vec`, a boxed slice, a
 //! [`Buffer`](crate::buffer::Buffer)) and give them back when waited for.
 //!
-//! Started calls are performed in their order, before any later blocking call. An error that is found at once gives
+//! Started calls are performed in their order, each when the one before is done, and before any later blocking call.
+//! So two ranks that each start a receive and then send wait for each other: put exchanges into a
+//! [`group`](Communicator::group). An error that is found at once gives
 //! the buffers back too.
 #![allow(unsafe_code)] // hands owned buffers to the worker
 

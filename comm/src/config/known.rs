@@ -113,7 +113,7 @@ pub(super) const KNOWN: &[Known] = &[
         "ND_SECRET_FILE",
         "",
         |c, v| {
-            let text = match std::fs::read_to_string(v) {
+            let text = match values::short_file(v) {
                 Ok(text) => text,
                 Err(e) => return bad(format!("cannot be read: {e}"), "name a file that this user can read"),
             };

@@ -178,6 +178,19 @@ pub fn secret(text: &str) -> Result<Secret, Bad> {
     }))
 }
 
+/// The text of an ordinary file of at most 64 KiB: a device or a pipe might never end.
+pub(super) fn short_file(path: &str) -> std::io::Result<String> {
+    let metadata = std::fs::metadata(path)?;
+    let refused = |why| Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+    if !metadata.is_file() {
+        return refused("not an ordinary file");
+    }
+    if metadata.len() > 64 << 10 {
+        return refused("longer than 64 KiB");
+    }
+    std::fs::read_to_string(path)
+}
+
 /// The closest of `known`, if it is close.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known

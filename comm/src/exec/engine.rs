@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nd_transport::{Endpoint, Part, Signal, Step, Window};
 
@@ -54,6 +54,9 @@ unsafe impl Send for Call {}
 
 /// How long a rank that gives up waits for its report to leave.
 const TELLING: Duration = Duration::from_millis(500);
+
+/// How long a rank that lost a peer listens whether one has reported why.
+const LISTENING: Duration = Duration::from_millis(200);
 
 /// What a plan is made for; the layout does not change.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -395,9 +398,13 @@ impl Engine {
             let first = calls.iter().position(|c| same(&c)).unwrap_or(i);
             MAX_LANES + first
         };
+        // By its number, so that calls match whether they are made in a group or one by one.
         let place = |segment: usize, lane: usize| match single(&calls[segment]) {
             true => (thread(segment), P2P_LANE),
-            false => ((segment + lane) % MAX_LANES, (segment + lane) % MAX_LANES),
+            false => {
+                let lane = (segments[segment].stamp.sequence as usize + lane) % MAX_LANES;
+                (lane, lane)
+            }
         };
         self.runner.prepare(segments, self.channels.len(), place);
         let Engine { endpoint, channels, runner, .. } = self;
@@ -416,7 +423,13 @@ impl Engine {
             let awaited = runner.borrow().awaited(segments);
             Ok(reports(endpoint, &channels.borrow(), &awaited)?)
         };
-        let done = endpoint.wait(timeout, look, tick).map_err(|e| failure(endpoint, e))?;
+        let done = endpoint.wait(timeout, look, tick).map_err(|e| match e {
+            // A peer that failed and left is lost too; its own words say more.
+            Failure::Transport(e) => {
+                told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, Failure::Transport(e)))
+            }
+            e => failure(endpoint, e),
+        })?;
         if done {
             return Ok(());
         }
@@ -475,6 +488,19 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if self.failed.is_none() {
             self.tell(&Report::Left);
+        }
+    }
+}
+
+/// What a peer reports, if it does within [`LISTENING`].
+fn told(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>]) -> Option<Error> {
+    let until = Instant::now() + LISTENING;
+    loop {
+        let _ = endpoint.progress();
+        match reports(endpoint, channels, &[]) {
+            Err(told) => return Some(told),
+            Ok(()) if Instant::now() >= until => return None,
+            Ok(()) => std::thread::yield_now(),
         }
     }
 }

@@ -70,6 +70,16 @@ pub enum Meeting {
     },
 }
 
+impl Meeting {
+    /// Whether all ranks are on one host, by what the launcher or the address says.
+    pub fn on_loopback(&self) -> bool {
+        match self {
+            Meeting::Invited(_) => false,
+            Meeting::At { address, one_host } => *one_host || address.is_literal_loopback(),
+        }
+    }
+}
+
 impl From<&UniqueId> for Meeting {
     fn from(id: &UniqueId) -> Meeting {
         Meeting::Invited(id.clone())

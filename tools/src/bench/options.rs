@@ -87,6 +87,9 @@ pub fn check(a: Arguments) -> Result<Options, Error> {
                 .into(),
         );
     }
+    if a.plot.is_some() && a.plot == a.json {
+        return wrong("--plot and --json name the same file; give each its own".into());
+    }
     if let Some(path) = &a.plot {
         plot::format(path)?;
     }

@@ -50,7 +50,7 @@ fn config(options: &Options) -> Result<Config, Error> {
 
 /// The rank that a launcher gave this process, if one started it.
 fn launched() -> Result<Option<Launch>, Error> {
-    const RANKS: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
+    const RANKS: [&str; 5] = ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
     match Launch::from_env() {
         Ok(launch) => Ok(Some(launch)),
         // A rank without a size is a launcher's mistake, not a wish to start ranks here.

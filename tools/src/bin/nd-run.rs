@@ -14,6 +14,9 @@ use nd_tools::launch::{Bind, Ended, Error, Event, Group, Output, Plan, signal_na
 use rustix::process::Signal;
 use serde::Serialize;
 
+/// How long ranks may go on after one has failed, before they are asked to end.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+
 const EXAMPLES: &str = "\
 Examples:
   nd-run -n 4 -- ./trainer --steps 100
@@ -294,6 +297,13 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals) -> Result<Once, Erro
                 once.ended.push(ended);
                 if ended.code() != 0 && once.interrupted.is_none() {
                     once.first = Some(ended);
+                    // The others find out by themselves, and may say what they know.
+                    let until = Instant::now() + LAST_WORDS.min(plan.grace);
+                    while group.running() > 0
+                        && let Event::Ended(next) = group.wait(None, Some(until))
+                    {
+                        once.ended.push(next);
+                    }
                     once.ended.extend(group.end(plan.grace));
                 }
             }

@@ -61,8 +61,15 @@ fn listen(config: &Config) -> Result<TcpListener> {
     })
 }
 
-/// On all addresses: of both families where the kernel has both. Strangers are kept out by the handshake.
+/// On all addresses, of both families where the kernel has both, unless all peers are on this host. Strangers are
+/// kept out by the handshake.
 fn bind(config: &Config, port: u16) -> io::Result<TcpListener> {
+    if config.loopback_only {
+        return match config.family {
+            Family::V6 => bind_to(SocketAddr::from((Ipv6Addr::LOCALHOST, port)), true, config),
+            _ => bind_to(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), false, config),
+        };
+    }
     let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     match config.family {
