@@ -6,7 +6,8 @@ BENCH ?= allreduce
 .PHONY: bench test setup setup-test check unit docs
 
 bench: setup
-	$(CARGO) run --release --quiet -p nd-tools --bin nd-bench -- $(BENCH) -b 8 -e 128M -f 4
+	$(CARGO) build --release --locked -p nd-tools
+	$(CARGO) run --release --locked --quiet -p nd-tools --bin nd-bench -- $(BENCH) -b 8 -e 128M -f 4
 
 test: setup-test check docs unit
 
