@@ -13,7 +13,7 @@ use nd_topology::search::{Settings, search};
 use nd_topology::{Error, Result};
 
 use super::table::Table;
-use super::{From, Machine, bytes, gbps, put};
+use super::{From, Machine, bytes, gbps, plain_json, printable, put};
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct ShowArgs {
@@ -43,7 +43,9 @@ pub(super) fn run(a: &ShowArgs) -> Result<()> {
         put(Some(path), &svg::write(&m.system, &m.graph, overlay.as_ref()))?;
     }
     match &a.json {
-        Some(path) => put(Some(path), &(formats::json::write(&m.system, &m.graph, &m.paths) + "\n")),
+        Some(path) => {
+            put(Some(path), &(plain_json(formats::json::write(&m.system, &m.graph, &m.paths)) + "\n"))
+        }
         None => put(None, &text(&m)),
     }
 }
@@ -85,7 +87,7 @@ fn text(m: &Machine) -> String {
     if g.nvswitch.is_some() {
         facts.push("NVSwitch".into());
     }
-    out.push_str(&format!("{name}: {}\n\n", facts.join(", ")));
+    out.push_str(&format!("{}: {}\n\n", printable(name), facts.join(", ")));
     for n in 0..m.system.numas.len() {
         numa(m, n, &mut out);
     }
@@ -114,7 +116,7 @@ fn numa(m: &Machine, n: usize, out: &mut String) {
     if let Some(memory) = numa.memory {
         facts.push(format!("{} of memory", bytes(memory as f64)));
     }
-    out.push_str(&format!("{}  {}\n", m.graph.nodes[m.graph.numas[n]].name, facts.join(", ")));
+    out.push_str(&format!("{}  {}\n", m.graph.nodes[m.graph.numas[n]].name, printable(&facts.join(", "))));
     let below: Vec<usize> = m.system.children(Parent::Numa(n)).collect();
     let virtuals: Vec<&Port> = numa.nics.iter().flat_map(|x| &x.ports).collect();
     let last = below.len() + virtuals.len();
@@ -131,7 +133,7 @@ fn numa(m: &Machine, n: usize, out: &mut String) {
 fn device(m: &Machine, d: usize, indent: &str, last: bool, out: &mut String) {
     let dev = &m.system.devices[d];
     let branch = if last { "└─ " } else { "├─ " };
-    out.push_str(&format!("{indent}{branch}{}\n", describe(m, d, dev)));
+    out.push_str(&format!("{indent}{branch}{}\n", printable(&describe(m, d, dev))));
     let indent = format!("{indent}{}", if last { "   " } else { "│  " });
     let below: Vec<usize> = m.system.children(Parent::Device(d)).collect();
     let ports: Vec<&Port> = dev.nics.iter().flat_map(|x| &x.ports).collect();
@@ -221,7 +223,7 @@ fn port(p: &Port) -> String {
         facts.push(format!("{} GIDs", p.gids.len()));
     }
     let name = if p.name.is_empty() { "port" } else { &p.name };
-    format!("{name}  {}", facts.join(", "))
+    printable(&format!("{name}  {}", facts.join(", "))).into_owned()
 }
 
 /// `ff,ffffffff` to `40 cores: 0-39`.
@@ -287,7 +289,7 @@ fn findings(m: &Machine, out: &mut String) {
     }
     out.push_str("What could not be seen, or is not believed:\n");
     for f in &m.system.findings {
-        out.push_str(&format!("  {}: {}\n", f.source, f.message));
+        out.push_str(&format!("  {}: {}\n", printable(&f.source), printable(&f.message)));
     }
 }
 
