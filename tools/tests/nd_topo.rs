@@ -60,6 +60,8 @@ fn search_prints_tables_and_ncclxml() {
     assert!(text.contains("ring        12       30.0            360  NVL"), "{text}");
     let xml = good(&["search", "--from", "dgx-h200", "--format", "nccl-xml"]);
     assert!(xml.starts_with("<graphs version=\"1\">\n  <graph id=\"0\" pattern=\"4\""), "{xml}");
+    let text = good(&["search", "--from", "dgx-h100", "--several-hosts"]);
+    assert!(text.contains("to NICs together") && text.contains("mlx5_0 → GPU0"), "{text}");
     assert!(bad(&["search", "--from", "cpu-2s"]).contains("no GPU"));
 }
 

@@ -250,8 +250,13 @@ fn cores(map: &str) -> Option<String> {
 fn sockets(m: &Machine, out: &mut String) {
     let links: Vec<_> = m.graph.links.iter().filter(|l| l.kind == LinkKind::Sys).collect();
     if let Some(first) = links.first() {
-        let measured =
-            if first.source == Source::Measured { "measured" } else { "by NCCL's table for this processor" };
+        let known =
+            m.system.numas.iter().all(|n| !n.arch.is_empty() && (n.arch != "x86_64" || !n.vendor.is_empty()));
+        let measured = match first.source {
+            Source::Measured => "measured",
+            _ if known => "by NCCL's table for this processor",
+            _ => "which is NCCL's guess for a processor that is not known",
+        };
         out.push_str(&format!(
             "Between NUMA nodes: {} GB/s in one direction, {measured}.\n\n",
             gbps(first.bandwidth)
@@ -280,7 +285,7 @@ fn matrix(m: &Machine, out: &mut String) {
         t.row(std::iter::once((*name).to_owned()).chain(cells));
     }
     out.push_str(&t.render());
-    out.push_str("\nNVL NVLink · NVB NVLink through a GPU · PIX one PCIe switch · PXB several · PHB host bridge · NODE host bridges of one NUMA node · SYS between NUMA nodes\n\n");
+    out.push_str("\nNVL NVLink or xGMI · NVB the same through a GPU · C2C chip link · P2C chip link, then PCIe · PXN through a GPU near the NIC · PIX one PCIe switch · PXB several · PHB host bridge · NODE host bridges of one NUMA node · SYS between NUMA nodes\n\n");
 }
 
 fn findings(m: &Machine, out: &mut String) {
