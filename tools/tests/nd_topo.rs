@@ -157,3 +157,10 @@ fn names_from_files_do_not_steer_the_terminal() {
     assert!(!e.trim_end().contains(|c: char| c.is_control()) && e.contains("x\\u{1b}[2J\\ny"), "{e}");
     assert!(!good(&["show", "--from", from, "--json"]).contains('\u{9b}'));
 }
+
+#[test]
+fn links_between_chips_have_their_own_names() {
+    assert!(good(&["show", "--from", "mi300x"]).contains("xGMI GB/s: GPU"));
+    let text = good(&["show", "--from", "gb200-nvl72"]);
+    assert!(text.contains("NVLink GB/s: NVSW") && text.contains("C2C GB/s: NUMA0 225"), "{text}");
+}

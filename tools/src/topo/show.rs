@@ -199,13 +199,21 @@ fn link_text(m: &Machine, dev: &Device, node: Option<NodeId>) -> String {
 }
 
 fn nvlinks(m: &Machine, node: NodeId) -> String {
-    let links: Vec<String> = m.graph.out[node]
-        .iter()
-        .map(|&l| &m.graph.links[l])
-        .filter(|l| l.to != node && matches!(l.kind, LinkKind::Nvl | LinkKind::C2c))
-        .map(|l| format!("{} {}", m.graph.nodes[l.to].name, gbps(l.bandwidth)))
-        .collect();
-    if links.is_empty() { String::new() } else { format!("  NVLink GB/s: {}", links.join(", ")) }
+    let amd = m.graph.nodes[node].device.is_some_and(|d| {
+        m.system.devices[d].gpu.as_ref().is_some_and(|g| g.gcn.is_some() || g.nvlinks.iter().any(|l| l.xgmi))
+    });
+    let mut text = String::new();
+    for (kind, word) in [(LinkKind::Nvl, if amd { "xGMI" } else { "NVLink" }), (LinkKind::C2c, "C2C")] {
+        let links = m.graph.out[node].iter().map(|&l| &m.graph.links[l]);
+        let links: Vec<String> = links
+            .filter(|l| l.to != node && l.kind == kind)
+            .map(|l| format!("{} {}", m.graph.nodes[l.to].name, gbps(l.bandwidth)))
+            .collect();
+        if !links.is_empty() {
+            text.push_str(&format!("  {word} GB/s: {}", links.join(", ")));
+        }
+    }
+    text
 }
 
 fn port(p: &Port) -> String {
