@@ -115,7 +115,7 @@ impl Model {
                 )));
             }
         }
-        if self.kv_heads % tp != 0 && tp % self.kv_heads != 0 {
+        if !self.kv_heads.is_multiple_of(tp) && !tp.is_multiple_of(self.kv_heads) {
             return Err(Error::Mesh(format!(
                 "tp={tp} neither divides kv_heads = {} of {} nor is a multiple of it",
                 self.kv_heads, self.name
