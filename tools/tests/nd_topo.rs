@@ -60,6 +60,8 @@ fn search_prints_tables_and_ncclxml() {
     assert!(text.contains("ring        12       30.0            360  NVL"), "{text}");
     let xml = good(&["search", "--from", "dgx-h200", "--format", "nccl-xml"]);
     assert!(xml.starts_with("<graphs version=\"1\">\n  <graph id=\"0\" pattern=\"4\""), "{xml}");
+    let text = good(&["search", "--from", "dgx-h100", "--several-hosts"]);
+    assert!(text.contains("to NICs together") && text.contains("mlx5_0 → GPU0"), "{text}");
     assert!(bad(&["search", "--from", "cpu-2s"]).contains("no GPU"));
 }
 
@@ -131,4 +133,34 @@ fn pictures_graphs_and_help() {
     }
     assert!(good(&["machines"]).contains("NVIDIA DGX H100"));
     assert!(good(&["machines", "dgx-1"]).contains("[gpu]"));
+}
+
+#[test]
+fn names_from_files_do_not_steer_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.json");
+    let text = good(&["show", "--from", "dgx-1", "--json"]);
+    let evil = text.replace("\"name\": \"mlx5_0\"", "\"name\": \"e\\u001b[31m\\u0007\\nGPU9\"").replacen(
+        "\"name\": \"NVIDIA",
+        "\"name\": \"\\u009b2J\\u202eNVIDIA",
+        1,
+    );
+    assert!(evil != text);
+    std::fs::write(&path, evil).unwrap();
+    let from = path.to_str().unwrap();
+    for command in [&["show", "--from", from][..], &["paths", "--from", from], &["search", "--from", from]] {
+        let out = good(command);
+        assert!(!out.contains(|c: char| c.is_control() && c != '\n'), "{command:?}: {out}");
+        assert!(!out.lines().any(|l| l.starts_with("GPU9")), "{out}");
+    }
+    let e = bad(&["paths", "--from", from, "x\u{1b}[2J\ny"]);
+    assert!(!e.trim_end().contains(|c: char| c.is_control()) && e.contains("x\\u{1b}[2J\\ny"), "{e}");
+    assert!(!good(&["show", "--from", from, "--json"]).contains('\u{9b}'));
+}
+
+#[test]
+fn links_between_chips_have_their_own_names() {
+    assert!(good(&["show", "--from", "mi300x"]).contains("xGMI GB/s: GPU"));
+    let text = good(&["show", "--from", "gb200-nvl72"]);
+    assert!(text.contains("NVLink GB/s: NVSW") && text.contains("C2C GB/s: NUMA0 225"), "{text}");
 }

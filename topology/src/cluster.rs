@@ -29,6 +29,8 @@ use crate::graph::{Graph, LinkId, NodeId, NodeKind};
 use crate::path::{PathClass, Paths};
 use crate::{Error, Result, System};
 
+/// The most that a network is taken to be oversubscribed: a hundred times what is built.
+const MAX_OVERSUBSCRIPTION: f64 = 1000.0;
 /// The most ranks a cluster may have.
 pub const MAX_RANKS: usize = 1 << 20;
 
@@ -338,9 +340,10 @@ impl Cluster {
             )));
         }
         let n = &self.network;
-        if !(n.oversubscription >= 1.0 && n.oversubscription.is_finite()) {
+        if !(1.0..=MAX_OVERSUBSCRIPTION).contains(&n.oversubscription) {
             return Err(Error::invalid(format!(
-                "network.oversubscription is {}; 1.0 is full bisection, 2.0 halves what leaves a leaf",
+                "network.oversubscription is {:?}; 1.0 is full bisection, 2.0 halves what leaves a leaf, and \
+                 {MAX_OVERSUBSCRIPTION} is the most",
                 n.oversubscription
             )));
         }
@@ -520,6 +523,8 @@ mod tests {
         assert!(error("[[hosts]]\nfile='x.xml'\n").contains("x.xml"));
         assert!(error("[[hosts]]\nmachine='dgx-1'\ncount=0\n").contains("count is 0"));
         assert!(error(&RAILS.replace("kind='rails'", "kind='rails'\noversubscription=0.5")).contains("0.5"));
+        let huge = error(&RAILS.replace("kind='rails'", "kind='rails'\noversubscription=1e300"));
+        assert!(huge.contains("1e300") && huge.contains("1000 is the most") && huge.len() < 300, "{huge}");
         assert!(error(&RAILS.replace("rails", "ring")).contains("line"));
         assert!(
             error(&RAILS.replace("kind='rails'", "kind='rails'\nnvlink_domain=0"))

@@ -226,6 +226,10 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn node(&mut self, kind: NodeKind, name: String, bus: Option<BusId>, numa: Option<NodeId>) -> NodeId {
+        let name = match crate::printable(&name) {
+            std::borrow::Cow::Owned(shown) => shown,
+            std::borrow::Cow::Borrowed(_) => name,
+        };
         self.g.nodes.push(Node { kind, name, bus, numa, device: None, host_bridge: None });
         self.g.out.push(Vec::new());
         self.g.nodes.len() - 1

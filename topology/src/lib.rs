@@ -40,9 +40,11 @@ pub mod path;
 pub mod placement;
 pub mod providers;
 pub mod search;
+mod text;
 
 pub use cluster::Cluster;
 pub use error::{Error, Result};
 pub use graph::Graph;
 pub use model::System;
 pub use path::{PathClass, Paths};
+pub use text::printable;

@@ -247,6 +247,37 @@ fn huge_counts_are_refused_before_they_cost_memory() {
 }
 
 #[test]
+fn many_numa_nodes_are_refused_at_once() {
+    let cpus: String = (0..4000).map(|i| format!("<cpu numaid='{i}' arch='x86_64'/>\n")).collect();
+    let e = nccl_xml::read(&format!("<system version='1'>{cpus}</system>")).unwrap_err().to_string();
+    assert!(e.contains("4000 NUMA nodes") && e.contains("256"), "{e}");
+}
+
+#[test]
+fn numbers_of_gpus_are_their_own_and_not_negative() {
+    let error = |inside: &str| nccl_xml::read(&nccl(inside)).unwrap_err().to_string();
+    let twice =
+        error(&(gpu("0000:01:00.0", 3, "") + &gpu("0000:02:00.0", 4, "").replace("dev=\"4\"", "dev=\"3\"")));
+    assert!(twice.contains("0000:01:00.0 and 0000:02:00.0 both have the number 3"), "{twice}");
+    let negative = error(&gpu("0000:01:00.0", 0, "").replace("dev=\"0\"", "dev=\"-1\""));
+    assert!(negative.contains("-1 (dev)"), "{negative}");
+    let sm = error(&gpu("0000:01:00.0", 0, "").replace("sm=\"80\"", "sm=\"-1\""));
+    assert!(sm.contains("-1 (sm)"), "{sm}");
+}
+
+#[test]
+fn a_file_of_two_hosts_is_named_as_that() {
+    let cpu = |host: &str| {
+        format!(
+            "<cpu numaid='0' host_hash='{host}' arch='x86_64'><pci busid='0000:01:00.0' class='0x020000'/></cpu>"
+        )
+    };
+    let text = format!("<system version='1'>{}{}</system>", cpu("0xa"), cpu("0xb"));
+    let e = nccl_xml::read(&text).unwrap_err().to_string();
+    assert!(e.contains("2 hosts in one (host_hash 0xa, 0xb)"), "{e}");
+}
+
+#[test]
 fn unknown_devices_are_named_with_those_there_are() {
     let graph = Graph::new(&library::machine("dgx-1").unwrap()).unwrap();
     let e = graph.node("GPU8").unwrap_err().to_string();

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use nd_topology::providers::{self, Options};
-use nd_topology::{Error, Graph, Paths, Result, System, formats, library};
+use nd_topology::{Error, Graph, Paths, Result, System, formats, library, printable};
 
 /// What the machine looks like, which rings and trees fit it, and where to put a mesh
 #[derive(Debug, Parser)]
@@ -170,6 +170,17 @@ enum ExportFormat {
 /// # Errors
 /// Whatever went wrong, as one sentence with what to do.
 pub fn run(args: Args) -> Result<()> {
+    command(args).map_err(|e| {
+        // Names from files stand in messages, and an error is one line.
+        let text = e.to_string();
+        match printable(text.trim_end()) {
+            std::borrow::Cow::Owned(shown) => Error::Invalid(shown),
+            std::borrow::Cow::Borrowed(_) => e,
+        }
+    })
+}
+
+fn command(args: Args) -> Result<()> {
     match args.command {
         Command::Show(a) => show::run(&a),
         Command::Paths(a) => paths::run(&a),
@@ -190,7 +201,7 @@ fn export(a: &ExportArgs) -> Result<()> {
             }
             formats::nccl_xml::write(&m.system)
         }
-        ExportFormat::Json => formats::json::write(&m.system, &m.graph, &m.paths) + "\n",
+        ExportFormat::Json => plain_json(formats::json::write(&m.system, &m.graph, &m.paths)) + "\n",
         ExportFormat::Dot => formats::dot::write(&m.graph),
         ExportFormat::Svg => formats::svg::write(&m.system, &m.graph, None),
     };
@@ -230,7 +241,17 @@ fn put(path: Option<&Path>, text: &str) -> Result<()> {
 /// JSON of anything, to where `--json` says.
 fn put_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|e| Error::Invalid(format!("JSON: {e}")))?;
-    put(Some(path), &(text + "\n"))
+    put(Some(path), &(plain_json(text) + "\n"))
+}
+
+/// The same JSON with DEL and the C1 control characters escaped, which may steer a terminal.
+fn plain_json(text: String) -> String {
+    let steers = |c: char| matches!(c, '\u{7f}'..='\u{9f}');
+    if !text.contains(steers) {
+        return text;
+    }
+    let escape = |c: char| if steers(c) { format!("\\u{:04x}", c as u32) } else { c.to_string() };
+    text.chars().map(escape).collect()
 }
 
 /// GB/s with three digits that matter.

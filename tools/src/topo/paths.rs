@@ -60,7 +60,7 @@ pub(super) fn run(a: &PathsArgs) -> Result<()> {
         return put_json(path, &rows);
     }
     if let ([_, _], [(x, y)]) = (&a.devices[..], &pairs[..]) {
-        return put(None, &sentence(&m, *x, *y));
+        return put(None, &(super::printable(sentence(&m, *x, *y).trim_end()) + "\n"));
     }
     let mut t = Table::new(&["from", "to", "class", "GB/s", "µs", "hops", "why"]);
     for r in rows {

@@ -183,7 +183,11 @@ fn text(cluster: &Cluster, mesh: &Mesh, model: &Model, p: &Placement, ranks: boo
     out.push_str(&format!(
         "\nChosen: {}; {gain}; the worst of {} orders looked at costs {worst:.1} times as much. \
          Times are predictions, axes one after the other, nothing hidden behind computation.\n",
-        if p.nesting.contains('⊃') { format!("{}, outermost first", p.nesting) } else { p.nesting.clone() },
+        if p.nesting.contains('⊃') {
+            format!("{} (outermost axis first)", p.nesting)
+        } else {
+            p.nesting.clone()
+        },
         p.tried
     ));
     if ranks {

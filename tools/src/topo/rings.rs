@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, ValueEnum};
 use nd_topology::agreement::Derived;
 use nd_topology::formats::nccl_graph;
+use nd_topology::graph::NodeKind;
 use nd_topology::search::{ChannelGraph, Pattern, Settings, search};
 use nd_topology::{Error, Result};
 use serde::Serialize;
 
 use super::table::Table;
-use super::{From, gbps, put, put_json};
+use super::{From, Machine, gbps, put, put_json};
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct SearchArgs {
@@ -19,7 +20,8 @@ pub(super) struct SearchArgs {
     /// Channels start and end at a NIC, because more than one host takes part
     #[arg(long)]
     several_hosts: bool,
-    /// Whether a channel may leave by another NIC than it came in by: 0 no, 1 yes, 2 if that is faster
+    /// Whether a channel may leave by another NIC than it came in by: 0 no, 1 yes, 2 if that is at least
+    /// 15 % faster, as NCCL weighs it
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=2))]
     cross_nic: u32,
     /// At most this many channels
@@ -77,7 +79,7 @@ pub(super) fn run(a: &SearchArgs) -> Result<()> {
     match a.format {
         Format::NcclXml => put(None, &nccl_graph::write(&found)),
         Format::Table => {
-            let mut t = Table::new(&[
+            let mut head = vec![
                 "",
                 "channels",
                 "GB/s each",
@@ -86,10 +88,14 @@ pub(super) fn run(a: &SearchArgs) -> Result<()> {
                 "NIC paths",
                 "shape",
                 "steps",
-            ]);
+            ];
+            if a.several_hosts {
+                head.splice(4..4, ["to NICs each", "to NICs together"]);
+            }
+            let mut t = Table::new(&head);
             for (name, g) in [("ring", &found.ring), ("tree", &found.tree)] {
                 let inter = if a.several_hosts { g.type_inter.word() } else { "" };
-                t.row([
+                let mut cells = vec![
                     name.to_owned(),
                     g.channels.len().to_string(),
                     gbps(g.speed_intra),
@@ -98,12 +104,17 @@ pub(super) fn run(a: &SearchArgs) -> Result<()> {
                     inter.to_owned(),
                     shape(g.pattern).to_owned(),
                     g.steps.to_string(),
-                ]);
+                ];
+                if a.several_hosts {
+                    let together = g.channels.len() as f64 * g.speed_inter;
+                    cells.splice(4..4, [gbps(g.speed_inter), gbps(together)]);
+                }
+                t.row(cells);
             }
             let mut out = t.render();
             for (name, g) in [("Ring", &found.ring), ("Tree", &found.tree)] {
                 out.push_str(&format!("\n{name}\n"));
-                out.push_str(&channels(g));
+                out.push_str(&channels(&m, g));
                 if g.is_fallback() {
                     out.push_str(
                         "  nothing fitted: one channel in the order of the GPUs, at a token speed\n",
@@ -128,7 +139,7 @@ fn shape(pattern: Pattern) -> &'static str {
 }
 
 /// Equal channels on one line.
-fn channels(g: &ChannelGraph) -> String {
+fn channels(m: &Machine, g: &ChannelGraph) -> String {
     let mut groups: Vec<(&nd_topology::search::Channel, Vec<usize>)> = Vec::new();
     for (i, c) in g.channels.iter().enumerate() {
         match groups.iter_mut().find(|(known, _)| *known == c) {
@@ -136,12 +147,17 @@ fn channels(g: &ChannelGraph) -> String {
             None => groups.push((c, vec![i])),
         }
     }
+    let port = |dev: i32| {
+        let named = m.graph.nets.iter().map(|&n| &m.graph.nodes[n]);
+        let mut named = named.filter(|n| matches!(n.kind, NodeKind::Net { dev: d, .. } if d == dev));
+        named.next().map_or_else(|| format!("net {dev}"), |n| n.name.clone())
+    };
     let mut out = String::new();
     for (c, list) in groups {
         let mut walk: Vec<String> = c.gpus.iter().map(|d| format!("GPU{d}")).collect();
         if let Some([first, last]) = c.nets {
-            walk.insert(0, format!("net {first}"));
-            walk.push(format!("net {last}"));
+            walk.insert(0, port(first));
+            walk.push(port(last));
         } else if g.pattern == Pattern::Ring && walk.len() > 1 {
             walk.push(walk[0].clone());
         }

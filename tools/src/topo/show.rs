@@ -13,7 +13,7 @@ use nd_topology::search::{Settings, search};
 use nd_topology::{Error, Result};
 
 use super::table::Table;
-use super::{From, Machine, bytes, gbps, put};
+use super::{From, Machine, bytes, gbps, plain_json, printable, put};
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct ShowArgs {
@@ -43,7 +43,9 @@ pub(super) fn run(a: &ShowArgs) -> Result<()> {
         put(Some(path), &svg::write(&m.system, &m.graph, overlay.as_ref()))?;
     }
     match &a.json {
-        Some(path) => put(Some(path), &(formats::json::write(&m.system, &m.graph, &m.paths) + "\n")),
+        Some(path) => {
+            put(Some(path), &(plain_json(formats::json::write(&m.system, &m.graph, &m.paths)) + "\n"))
+        }
         None => put(None, &text(&m)),
     }
 }
@@ -85,7 +87,7 @@ fn text(m: &Machine) -> String {
     if g.nvswitch.is_some() {
         facts.push("NVSwitch".into());
     }
-    out.push_str(&format!("{name}: {}\n\n", facts.join(", ")));
+    out.push_str(&format!("{}: {}\n\n", printable(name), facts.join(", ")));
     for n in 0..m.system.numas.len() {
         numa(m, n, &mut out);
     }
@@ -114,7 +116,7 @@ fn numa(m: &Machine, n: usize, out: &mut String) {
     if let Some(memory) = numa.memory {
         facts.push(format!("{} of memory", bytes(memory as f64)));
     }
-    out.push_str(&format!("{}  {}\n", m.graph.nodes[m.graph.numas[n]].name, facts.join(", ")));
+    out.push_str(&format!("{}  {}\n", m.graph.nodes[m.graph.numas[n]].name, printable(&facts.join(", "))));
     let below: Vec<usize> = m.system.children(Parent::Numa(n)).collect();
     let virtuals: Vec<&Port> = numa.nics.iter().flat_map(|x| &x.ports).collect();
     let last = below.len() + virtuals.len();
@@ -131,7 +133,7 @@ fn numa(m: &Machine, n: usize, out: &mut String) {
 fn device(m: &Machine, d: usize, indent: &str, last: bool, out: &mut String) {
     let dev = &m.system.devices[d];
     let branch = if last { "└─ " } else { "├─ " };
-    out.push_str(&format!("{indent}{branch}{}\n", describe(m, d, dev)));
+    out.push_str(&format!("{indent}{branch}{}\n", printable(&describe(m, d, dev))));
     let indent = format!("{indent}{}", if last { "   " } else { "│  " });
     let below: Vec<usize> = m.system.children(Parent::Device(d)).collect();
     let ports: Vec<&Port> = dev.nics.iter().flat_map(|x| &x.ports).collect();
@@ -197,13 +199,21 @@ fn link_text(m: &Machine, dev: &Device, node: Option<NodeId>) -> String {
 }
 
 fn nvlinks(m: &Machine, node: NodeId) -> String {
-    let links: Vec<String> = m.graph.out[node]
-        .iter()
-        .map(|&l| &m.graph.links[l])
-        .filter(|l| l.to != node && matches!(l.kind, LinkKind::Nvl | LinkKind::C2c))
-        .map(|l| format!("{} {}", m.graph.nodes[l.to].name, gbps(l.bandwidth)))
-        .collect();
-    if links.is_empty() { String::new() } else { format!("  NVLink GB/s: {}", links.join(", ")) }
+    let amd = m.graph.nodes[node].device.is_some_and(|d| {
+        m.system.devices[d].gpu.as_ref().is_some_and(|g| g.gcn.is_some() || g.nvlinks.iter().any(|l| l.xgmi))
+    });
+    let mut text = String::new();
+    for (kind, word) in [(LinkKind::Nvl, if amd { "xGMI" } else { "NVLink" }), (LinkKind::C2c, "C2C")] {
+        let links = m.graph.out[node].iter().map(|&l| &m.graph.links[l]);
+        let links: Vec<String> = links
+            .filter(|l| l.to != node && l.kind == kind)
+            .map(|l| format!("{} {}", m.graph.nodes[l.to].name, gbps(l.bandwidth)))
+            .collect();
+        if !links.is_empty() {
+            text.push_str(&format!("  {word} GB/s: {}", links.join(", ")));
+        }
+    }
+    text
 }
 
 fn port(p: &Port) -> String {
@@ -221,7 +231,7 @@ fn port(p: &Port) -> String {
         facts.push(format!("{} GIDs", p.gids.len()));
     }
     let name = if p.name.is_empty() { "port" } else { &p.name };
-    format!("{name}  {}", facts.join(", "))
+    printable(&format!("{name}  {}", facts.join(", "))).into_owned()
 }
 
 /// `ff,ffffffff` to `40 cores: 0-39`.
@@ -248,8 +258,13 @@ fn cores(map: &str) -> Option<String> {
 fn sockets(m: &Machine, out: &mut String) {
     let links: Vec<_> = m.graph.links.iter().filter(|l| l.kind == LinkKind::Sys).collect();
     if let Some(first) = links.first() {
-        let measured =
-            if first.source == Source::Measured { "measured" } else { "by NCCL's table for this processor" };
+        let known =
+            m.system.numas.iter().all(|n| !n.arch.is_empty() && (n.arch != "x86_64" || !n.vendor.is_empty()));
+        let measured = match first.source {
+            Source::Measured => "measured",
+            _ if known => "by NCCL's table for this processor",
+            _ => "which is NCCL's guess for a processor that is not known",
+        };
         out.push_str(&format!(
             "Between NUMA nodes: {} GB/s in one direction, {measured}.\n\n",
             gbps(first.bandwidth)
@@ -278,7 +293,7 @@ fn matrix(m: &Machine, out: &mut String) {
         t.row(std::iter::once((*name).to_owned()).chain(cells));
     }
     out.push_str(&t.render());
-    out.push_str("\nNVL NVLink · NVB NVLink through a GPU · PIX one PCIe switch · PXB several · PHB host bridge · NODE host bridges of one NUMA node · SYS between NUMA nodes\n\n");
+    out.push_str("\nNVL NVLink or xGMI · NVB the same through a GPU · C2C chip link · P2C chip link, then PCIe · PXN through a GPU near the NIC · PIX one PCIe switch · PXB several · PHB host bridge · NODE host bridges of one NUMA node · SYS between NUMA nodes\n\n");
 }
 
 fn findings(m: &Machine, out: &mut String) {
@@ -287,7 +302,7 @@ fn findings(m: &Machine, out: &mut String) {
     }
     out.push_str("What could not be seen, or is not believed:\n");
     for f in &m.system.findings {
-        out.push_str(&format!("  {}: {}\n", f.source, f.message));
+        out.push_str(&format!("  {}: {}\n", printable(&f.source), printable(&f.message)));
     }
 }
 

@@ -12,7 +12,7 @@ impl Table {
     }
 
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        self.rows.push(cells.into_iter().map(|c| nd_topology::printable(&c).into_owned()).collect());
     }
 
     /// The text, with a rule below the head.

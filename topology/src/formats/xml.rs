@@ -85,6 +85,11 @@ impl Document<'_> {
                 ),
             ));
         }
+        if let Some((offset, c)) = self.text.char_indices().find(|&(_, c)| !legal(c)) {
+            return Err(
+                self.error(offset, format!("the character {} is not allowed in XML", c.escape_default()))
+            );
+        }
         let mut reader = Reader::from_str(self.text);
         let mut stack: Vec<Element> = Vec::new();
         let mut root: Option<Element> = None;
@@ -182,6 +187,12 @@ impl Document<'_> {
             let value = attribute
                 .unescape_value()
                 .map_err(|e| self.error(offset, format!("<{name} {key}>: {e}; entities are not expanded")))?;
+            if let Some(c) = value.chars().find(|&c| !legal(c)) {
+                return Err(self.error(
+                    offset,
+                    format!("<{name} {key}>: the character {} is not allowed in XML", c.escape_default()),
+                ));
+            }
             if value.len() > MAX_VALUE {
                 return Err(self.error(
                     offset,
@@ -192,6 +203,11 @@ impl Document<'_> {
         }
         Ok(Element { name, attributes, offset, ..Element::default() })
     }
+}
+
+/// XML 1.0, §2.2.
+fn legal(c: char) -> bool {
+    !matches!(c, '\0'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{fffe}' | '\u{ffff}')
 }
 
 /// Writes elements as NCCL's own reader wants them: two spaces a level, `key="value"`, `/>` when empty, no prolog.
@@ -254,7 +270,8 @@ pub fn escape(value: &str, out: &mut String) {
             '\n' => out.push_str("&#10;"),
             '\r' => out.push_str("&#13;"),
             '\t' => out.push_str("&#9;"),
-            c if (c as u32) < 0x20 => out.push('\u{fffd}'),
+            c @ '\u{7f}'..='\u{9f}' => out.push_str(&format!("&#{};", c as u32)),
+            c if !legal(c) => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }
@@ -296,6 +313,14 @@ mod tests {
         assert!(parse(&format!("<a{attributes}/>")).unwrap_err().to_string().contains("64 attributes"));
         let long = format!("<a b='{}'/>", "x".repeat(MAX_VALUE + 1));
         assert!(parse(&long).unwrap_err().to_string().contains("the limit is"));
+    }
+
+    #[test]
+    fn characters_that_xml_forbids_are_refused() {
+        for bad in ["<a b='\u{1b}[31m'/>", "<a b='&#27;[31m'/>", "<a>\u{7}</a>", "<a b='\u{fffe}'/>"] {
+            let error = parse(bad).unwrap_err().to_string();
+            assert!(error.contains("not allowed in XML") && !error.contains('\u{1b}'), "{error}");
+        }
     }
 
     #[test]

@@ -301,6 +301,8 @@ pub fn class_kind(class: u32) -> ClassKind {
 
 /// The most PCI devices of one host that are looked at; the largest servers show a few hundred.
 pub const MAX_DEVICES: usize = 4096;
+/// The most NUMA nodes of one host: all are joined in pairs, and the largest servers have 64.
+pub const MAX_NUMAS: usize = 256;
 
 impl System {
     /// Adds a finding, once.
@@ -357,6 +359,12 @@ impl System {
                 self.devices.len()
             )));
         }
+        if self.numas.len() > MAX_NUMAS {
+            return Err(Error::invalid(format!(
+                "{} NUMA nodes in one host; at most {MAX_NUMAS} are looked at",
+                self.numas.len()
+            )));
+        }
         let mut numas = HashMap::new();
         for (i, numa) in self.numas.iter().enumerate() {
             if let Some(first) = numas.insert((numa.id, numa.host_hash.as_deref()), i) {
@@ -370,6 +378,18 @@ impl System {
         let mut seen: HashMap<&BusId, usize> = HashMap::new();
         for (i, d) in self.devices.iter().enumerate() {
             if let Some(first) = seen.insert(&d.bus, i) {
+                let mut hosts: Vec<&str> = self.numas.iter().filter_map(|n| n.host_hash.as_deref()).collect();
+                hosts.sort_unstable();
+                hosts.dedup();
+                if hosts.len() > 1 {
+                    return Err(Error::invalid(format!(
+                        "the file holds {} hosts in one (host_hash {}), and {} is in more than one of them; give each \
+                         host its own file and join them in a cluster file with network.nvlink_domain",
+                        hosts.len(),
+                        hosts.iter().take(4).copied().collect::<Vec<_>>().join(", "),
+                        d.bus
+                    )));
+                }
                 return Err(Error::invalid(format!(
                     "bus id {} is used by two devices (number {first} and number {i}); each PCI function has its own",
                     d.bus
@@ -377,7 +397,26 @@ impl System {
             }
         }
         let mut ranks = HashMap::new();
+        let mut devs = HashMap::new();
         for (_, d, gpu) in self.gpus() {
+            if gpu.dev < 0 {
+                return Err(Error::invalid(format!(
+                    "GPU {} has the number {} (dev); the driver counts from 0",
+                    d.bus, gpu.dev
+                )));
+            }
+            if let Some(other) = devs.insert(gpu.dev, &d.bus) {
+                return Err(Error::invalid(format!(
+                    "GPUs {other} and {} both have the number {} (dev); each has its own",
+                    d.bus, gpu.dev
+                )));
+            }
+            if gpu.sm < 0 {
+                return Err(Error::invalid(format!(
+                    "GPU {} has compute capability {} (sm); 90 stands for 9.0, 0 for unknown",
+                    d.bus, gpu.sm
+                )));
+            }
             if let Some(rank) = gpu.rank
                 && let Some(other) = ranks.insert(rank, &d.bus)
             {

@@ -84,10 +84,11 @@ impl<'a> Pricer<'a> {
             self.each_uplink(a, b, |u| gbps = gbps.min(self.uplink[u / 2] / f64::from(up[u])));
             let between = self.class_and_latency(a, b);
             latency = latency.max(between.1);
-            if gbps < worst.gbps || (gbps == worst.gbps && between.0 > worst.class) {
+            let spine = between.0 == PathClass::Net && self.cluster.through_spine(a, b);
+            if gbps < worst.gbps || (gbps == worst.gbps && (between.0, spine) > (worst.class, worst.spine)) {
                 worst.gbps = gbps;
                 worst.class = between.0;
-                worst.spine = between.0 == PathClass::Net && self.cluster.through_spine(a, b);
+                worst.spine = spine;
             }
         }
         // Each call takes size-1 steps around a ring, or twice the depth of a tree: what is less.

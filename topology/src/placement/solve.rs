@@ -65,7 +65,8 @@ pub struct Placement {
 /// Chooses the order with the least communication time.
 ///
 /// # Errors
-/// [`Error::Mesh`] when mesh and cluster have different numbers of ranks.
+/// [`Error::Mesh`] when mesh and cluster have different numbers of ranks, and when the mesh does not divide the model
+/// (see [`Model::check`]).
 pub fn place(cluster: &Cluster, mesh: &Mesh, model: &Model) -> Result<Placement> {
     if mesh.world() != cluster.ranks() {
         return Err(Error::Mesh(format!(
@@ -74,6 +75,7 @@ pub fn place(cluster: &Cluster, mesh: &Mesh, model: &Model) -> Result<Placement>
             cluster.ranks()
         )));
     }
+    model.check(mesh)?;
     let traffic = traffic::of(mesh, model);
     let slots = cluster.slots();
     let mut solver =
@@ -124,19 +126,23 @@ impl Solver<'_> {
         let mut grouped = slots.to_vec();
         grouped.sort_by_key(|s| (cluster.hosts[s.host].leaf, cluster.hosts[s.host].kind, s.host, s.local));
         let near = by_nearness(cluster, &grouped);
-        let mut sequences = vec![slots.to_vec()];
-        for s in [grouped, near] {
-            if !sequences.contains(&s) {
-                sequences.push(s);
+        let mut sequences = vec![(slots.to_vec(), "")];
+        let others = [
+            (grouped, ", with like hosts and hosts of one leaf together"),
+            (near, ", with like hosts together and close GPUs of a host as neighbours"),
+        ];
+        for (s, how) in others {
+            if !sequences.iter().any(|(known, _)| *known == s) {
+                sequences.push((s, how));
             }
         }
         let n = self.mesh.axes.len();
         for nesting in permutations_of(n) {
             let names: Vec<&str> = nesting.iter().map(|&a| self.mesh.axes[a].name.as_str()).collect();
             let name = names.join(" ⊃ ");
-            for sequence in &sequences {
+            for (sequence, how) in &sequences {
                 let order = self.nest(&nesting, sequence);
-                self.try_order(&order, &name);
+                self.try_order(&order, &format!("{name}{how}"));
             }
         }
     }

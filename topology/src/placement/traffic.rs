@@ -81,7 +81,47 @@ impl Model {
                 return Err(Error::invalid(format!("model.{name} is {value}; it is 1 to {}", 1u64 << 32)));
             }
         }
+        for (big, n, small, d) in [
+            ("hidden", model.hidden, "heads", model.heads),
+            ("heads", model.heads, "kv_heads", model.kv_heads),
+        ] {
+            if n % d != 0 {
+                return Err(Error::invalid(format!(
+                    "model.{small} is {d}, which does not divide model.{big} = {n}"
+                )));
+            }
+        }
         Ok(model)
+    }
+
+    /// Whether the mesh divides this model: each of `tp` ranks holds whole heads and an equal part of the feed-forward
+    /// width, and each of `cp` an equal part of the sequence. Heads of keys and values may be fewer than `tp`: ranks
+    /// then hold copies.
+    ///
+    /// # Errors
+    /// [`Error::Mesh`] with the numbers.
+    pub fn check(&self, mesh: &Mesh) -> Result<()> {
+        let (tp, cp) = (mesh.size("tp") as u64, mesh.size("cp") as u64);
+        for (axis, size, name, value) in [
+            ("tp", tp, "heads", self.heads),
+            ("tp", tp, "ffn", self.ffn),
+            ("cp", cp, "sequence", self.sequence),
+        ] {
+            if value % size != 0 {
+                return Err(Error::Mesh(format!(
+                    "{axis}={size} does not divide {name} = {value} of {}; choose another {axis}, or give the model's \
+                     shape with --model",
+                    self.name
+                )));
+            }
+        }
+        if !self.kv_heads.is_multiple_of(tp) && !tp.is_multiple_of(self.kv_heads) {
+            return Err(Error::Mesh(format!(
+                "tp={tp} neither divides kv_heads = {} of {} nor is a multiple of it",
+                self.kv_heads, self.name
+            )));
+        }
+        Ok(())
     }
 
     /// Weights of one block: query, key, value and output projections, and three feed-forward matrices.
@@ -178,6 +218,20 @@ mod tests {
         assert_eq!(t[0].bytes, 2.0 * 0.5 * psi / 8.0 * 4.0);
         assert_eq!(t[1].bytes, 0.75 * psi / 2.0 * 8.0);
         assert_eq!(t[2].bytes, 4.0 * 2.0 * 0.5 * 4.0 * 8.0 * 2.0);
+    }
+
+    #[test]
+    fn a_mesh_that_does_not_divide_the_model_is_refused() {
+        let error = |mesh: &str, world| {
+            Model::default().check(&Mesh::parse(mesh, world).unwrap()).unwrap_err().to_string()
+        };
+        let e = error("tp=72", 72);
+        assert!(e.contains("tp=72") && e.contains("heads = 32"), "{e}");
+        assert!(error("cp=3", 3).contains("sequence = 8192"));
+        // More ranks than heads of keys and values share them.
+        assert!(Model::default().check(&Mesh::parse("tp=16", 16).unwrap()).is_ok());
+        let e = Model::from_toml("heads = 7\nkv_heads = 7").unwrap_err().to_string();
+        assert!(e.contains("heads is 7") && e.contains("hidden = 4096"), "{e}");
     }
 
     #[test]

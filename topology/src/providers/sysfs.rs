@@ -57,6 +57,35 @@ fn entries(path: &Path) -> Vec<String> {
     names
 }
 
+fn mem_total(file: &Path) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find(|l| l.contains("MemTotal"))?;
+    line.split_whitespace().rev().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Holds the memory of the nodes against that of the host: some virtual machines and sandboxes show a part of it.
+fn check_memory(system: &mut System, total: Option<u64>) {
+    let nodes: Option<u64> = system.numas.iter().map(|n| n.memory).sum();
+    let (Some(nodes), Some(total)) = (nodes, total) else { return };
+    if nodes.abs_diff(total) <= total / 20 {
+        return;
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    let one = system.numas.len() == 1;
+    let which = if one { "; the latter is shown" } else { "" };
+    system.finding(
+        SOURCE,
+        format!(
+            "the NUMA nodes have {:.2} GB together, and /proc/meminfo says {:.2} GB{which}",
+            gb(nodes),
+            gb(total)
+        ),
+    );
+    if one {
+        system.numas[0].memory = Some(total);
+    }
+}
+
 struct Reader<'a> {
     root: &'a Path,
     system: System,
@@ -76,14 +105,14 @@ impl Reader<'_> {
         ids.sort_unstable();
         for id in ids {
             let node = folder.join(format!("node{id}"));
-            let memory = fs::read_to_string(node.join("meminfo")).ok().and_then(|text| {
-                let line = text.lines().find(|l| l.contains("MemTotal"))?;
-                let kib: u64 = line.split_whitespace().rev().nth(1)?.parse().ok()?;
-                Some(kib * 1024)
-            });
+            let memory = mem_total(&node.join("meminfo"));
             self.numa.insert(id, self.system.numas.len());
             let affinity = one_line(&node.join("cpumap"));
             self.system.numas.push(Numa { id, affinity, memory, ..base.clone() });
+        }
+        // The host's own account, where the host itself is looked at.
+        if self.root == Path::new("/sys") {
+            check_memory(&mut self.system, mem_total(Path::new("/proc/meminfo")));
         }
         if self.system.numas.is_empty() {
             self.numa.insert(0, 0);

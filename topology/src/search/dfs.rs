@@ -35,7 +35,7 @@ pub(super) struct Candidate {
 impl Candidate {
     /// Better than `other`: more bandwidth, with 15 % against crossing NICs, then fewer hops (NCCL 2.30
     /// `ncclTopoCompareGraphs`).
-    fn beats(&self, other: &Candidate) -> bool {
+    pub(super) fn beats(&self, other: &Candidate) -> bool {
         if self.channels < self.min_channels {
             return false;
         }
