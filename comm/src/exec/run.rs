@@ -19,6 +19,9 @@ use crate::kernel::{Destination, Kernel, Source};
 /// What cross-memory attach reads at a time: small enough to be reduced while it is in the cache.
 const READ_BYTES: u64 = 128 << 10;
 
+/// Messages to one peer in one lane for which there is room from the start.
+const QUEUED: usize = 64;
+
 /// Why a run failed.
 #[derive(Debug)]
 pub enum Failure {
@@ -274,6 +277,9 @@ impl Runner {
         }
         if !waiting {
             self.active.push(queue);
+        }
+        if self.queues[queue].capacity() == 0 {
+            self.queues[queue].reserve(QUEUED);
         }
         self.queues[queue].push_back(pending);
         Ok(())

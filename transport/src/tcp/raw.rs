@@ -14,6 +14,9 @@ use crate::{Part, Region};
 /// Pieces handed to the kernel at once.
 const PIECES: usize = 64;
 
+/// Pieces for which there is room from the start: three for each slot of a peer's lanes.
+const ROOM: usize = 128;
+
 /// The longest piece that is copied: a small part, or a frame's head.
 const COPY: usize = if INLINE_PART > HEAD { INLINE_PART } else { HEAD };
 
@@ -72,6 +75,13 @@ impl Piece {
 }
 
 impl Pending {
+    /// Room for what a communicator ever has waiting, made when something first has to wait.
+    fn make_room(&mut self) {
+        if self.pieces.capacity() == 0 {
+            self.pieces.reserve(ROOM);
+        }
+    }
+
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
@@ -84,6 +94,7 @@ impl Pending {
 
     /// Adds a copy of `bytes`, at most a frame's head.
     pub fn push_head(&mut self, bytes: &[u8; HEAD]) {
+        self.make_room();
         self.pieces.push_back(Piece::copied(bytes));
     }
 
@@ -109,6 +120,7 @@ impl Pending {
         }
         let mut skip = sent;
         if skip < HEAD {
+            self.make_room();
             self.pieces.push_back(Piece::copied(&head[skip..]));
         }
         skip = skip.saturating_sub(HEAD);
@@ -119,6 +131,7 @@ impl Pending {
             if rest.len == 0 {
                 continue;
             }
+            self.make_room();
             self.pieces.push_back(if part.len > INLINE_PART {
                 Piece::Lent { ptr: rest.ptr, len: rest.len }
             } else {
