@@ -54,7 +54,8 @@ fn wrong_arguments_are_named_and_leave_the_communicator_usable() {
         assert_eq!(untouched, [me as f32]);
         // An asynchronous call gives its buffers back.
         let returned = comm.all_gather_start(vec![1f32; 2], vec![0f32; 5]).expect_err("it must fail");
-        assert_eq!((returned.buffers.0.len(), returned.buffers.1.len()), (2, 5));
+        let (send, recv) = returned.buffers.expect("given back");
+        assert_eq!((send.len(), recv.len()), (2, 5));
         let mut x = [1i32];
         comm.all_reduce(&mut x, ReduceOp::Sum).expect("still usable");
         assert_eq!(x, [3]);
@@ -174,13 +175,15 @@ fn a_forked_child_gets_an_error_and_the_parent_goes_on() {
     let comm = ranks[0].clone();
     let mut buffer = comm.alloc::<u64>(1 << 20).expect("memory");
     buffer.fill(7);
+    let pending = comm.all_reduce_start(vec![1i32; 100], ReduceOp::Sum).expect("start");
     // SAFETY: the child calls the communicator, which fails, and exits at once.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
         let forked = matches!(comm.all_reduce(&mut [1i32], ReduceOp::Sum), Err(Error::Forked { rank: 0 }));
         let no_memory = matches!(comm.alloc::<u64>(1), Err(Error::Forked { rank: 0 }));
-        let forked = forked && no_memory;
+        let no_result = matches!(pending.wait(), Err(r) if matches!(r.error, Error::Forked { rank: 0 }));
+        let forked = forked && no_memory && no_result;
         drop((comm, ranks, buffer));
         // SAFETY: ends the child without running the parent's exit handlers.
         unsafe { libc::_exit(if forked { 0 } else { 1 }) };
@@ -189,6 +192,7 @@ fn a_forked_child_gets_an_error_and_the_parent_goes_on() {
     // SAFETY: waits for the child that was just made.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0, "the child's call must fail with Error::Forked");
+    assert_eq!(pending.wait().expect("the parent's call goes on").len(), 100);
     assert!(buffer.iter().all(|&x| x == 7), "the child freed the parent's memory");
     comm.all_reduce(&mut buffer, ReduceOp::Sum).expect("the parent goes on");
 }

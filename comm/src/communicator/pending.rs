@@ -13,7 +13,7 @@ use crate::exec::engine::Call;
 pub struct Pending<B> {
     done: Arc<Done>,
     /// The call is performed as long as there is someone to perform it.
-    _communicator: Communicator,
+    communicator: Communicator,
     buffers: std::marker::PhantomData<fn() -> B>,
 }
 
@@ -24,18 +24,23 @@ pub type Started<B> = Result<Pending<B>, Returned<B>>;
 pub struct Returned<B> {
     /// Why the call failed.
     pub error: Error,
-    /// Its buffers; their contents are undefined when the call had begun.
-    pub buffers: B,
+    /// Its buffers; their contents are undefined when the call had begun. None in the child of a fork: they are with
+    /// the parent's call.
+    pub buffers: Option<B>,
 }
 
 impl<B: Send + 'static> Pending<B> {
     /// Waits for the call and gives its buffers back.
     pub fn wait(self) -> Result<B, Returned<B>> {
+        let shared = &self.communicator.shared;
+        if shared.forked.since() {
+            return Err(Returned { error: Error::Forked { rank: shared.rank }, buffers: None });
+        }
         let (result, keep) = self.done.wait();
         let buffers = buffers(keep);
         match result {
             Ok(()) => Ok(buffers),
-            Err(error) => Err(Returned { error, buffers }),
+            Err(error) => Err(Returned { error, buffers: Some(buffers) }),
         }
     }
 
@@ -56,12 +61,12 @@ impl Communicator {
             if self.shared.forked.since() { Err(Error::Forked { rank: self.rank() }) } else { call };
         let call = match checked {
             Ok(call) => call,
-            Err(error) => return Err(Returned { error, buffers }),
+            Err(error) => return Err(Returned { error, buffers: Some(buffers) }),
         };
         // SAFETY: the job keeps the buffers until the result is there.
         match unsafe { self.shared.worker.start(vec![call], Box::new(buffers)) } {
-            Ok(done) => Ok(Pending { done, _communicator: self.clone(), buffers: std::marker::PhantomData }),
-            Err((error, keep)) => Err(Returned { error, buffers: self::buffers(keep) }),
+            Ok(done) => Ok(Pending { done, communicator: self.clone(), buffers: std::marker::PhantomData }),
+            Err((error, keep)) => Err(Returned { error, buffers: Some(self::buffers(keep)) }),
         }
     }
 }
