@@ -55,7 +55,10 @@ fn a_repeated_call_allocates_nothing() {
                     (0..20).for_each(|_| calls());
                     ALLOCATIONS.get() - before
                 };
-                let allocated = std::iter::repeat_with(&mut window).take(5).min().expect("five windows");
+                let mut windows: [u64; 5] = std::array::from_fn(|_| window());
+                windows.sort_unstable();
+                // Most of them: what every call allocates, or one in twenty, shows in each.
+                let allocated: u64 = windows[..3].iter().sum();
                 assert_eq!(allocated, 0, "{kind:?}, {len} elements, rank {}", comm.rank());
             });
         }

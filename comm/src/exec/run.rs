@@ -164,7 +164,8 @@ impl Runner {
         peers: usize,
         place: impl Fn(usize, usize) -> (usize, usize),
     ) {
-        self.queues.resize_with(peers * LANES, VecDeque::new);
+        self.queues.resize_with(peers * LANES, || VecDeque::with_capacity(QUEUED));
+        self.active.reserve(peers * LANES);
         // Empty after a run that succeeded; after any other there is none.
         debug_assert!(self.active.is_empty());
         self.running = 0;
@@ -277,9 +278,6 @@ impl Runner {
         }
         if !waiting {
             self.active.push(queue);
-        }
-        if self.queues[queue].capacity() == 0 {
-            self.queues[queue].reserve(QUEUED);
         }
         self.queues[queue].push_back(pending);
         Ok(())
