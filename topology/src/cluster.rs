@@ -460,6 +460,11 @@ impl Cluster {
         }
     }
 
+    /// µs from a slot to its wire, or back.
+    pub(crate) fn us_to_wire(&self, slot: Slot) -> f64 {
+        self.to_wire(slot).1
+    }
+
     /// The links inside the host from a slot to its port.
     pub(crate) fn links_to_wire(&self, slot: Slot, outward: bool) -> &[LinkId] {
         let kind = self.kind(slot.host);

@@ -10,6 +10,7 @@
 //! | [`formats`] | readers and writers: NCCL XML, hwloc XML, `nvidia-smi topo -m`, JSON, Graphviz, SVG | no |
 //! | [`library`] | machines known from their datasheets | no |
 //! | [`cluster`] | many hosts joined by rails or leaf and spine | no |
+//! | [`route`] | the links of a whole cluster, and which of them a transfer crosses | no |
 //! | [`placement`] | which rank of a mesh sits where | no |
 //! | [`agreement`] | a hash of what was derived, and the first difference between two | no |
 //! | [`providers`] | looks at this machine: hwloc, sysfs, NVML, measured overrides | yes |
@@ -39,6 +40,7 @@ pub mod model;
 pub mod path;
 pub mod placement;
 pub mod providers;
+pub mod route;
 pub mod search;
 mod text;
 
@@ -47,4 +49,5 @@ pub use error::{Error, Result};
 pub use graph::Graph;
 pub use model::System;
 pub use path::{PathClass, Paths};
+pub use route::Routes;
 pub use text::printable;
