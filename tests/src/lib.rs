@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`worlds`] | ranks as threads of one process, over every transport, real or broken on purpose |
-//! | [`hosts`] | network namespaces as hosts |
+//! | [`hosts`] | namespaces as hosts |
 //! | [`oracle`] | the reproducible order of reduction, in a few lines |
 //! | [`sample`] | element types, with values to test them on |
 
@@ -15,7 +15,7 @@ pub mod worlds;
 /// What a test may need that a machine may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// To be root and to have `ip`, for network namespaces.
+    /// To be root and to have `ip`, `tc`, `unshare` and `nsenter`, for hosts made of namespaces.
     Root,
     /// `ndvm`, which boots small virtual machines, and what it needs.
     VirtualMachine,

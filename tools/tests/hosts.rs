@@ -119,14 +119,9 @@ fn shared_memory_between_hosts_is_refused() {
 
 #[test]
 fn a_file_of_hosts_and_a_remote_shell() {
-    use std::os::unix::fs::PermissionsExt;
     let Some(hosts) = Hosts::new("a_file_of_hosts_and_a_remote_shell", 2) else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    let shell = folder.path().join("rsh");
-    let cases: String = (0..2).map(|h| format!("{}) host={};; ", hosts.v4(h), hosts.name(h))).collect();
-    let script = format!("#!/bin/sh\ncase $1 in {cases}esac\nshift\nexec ip netns exec $host \"$@\"\n");
-    std::fs::write(&shell, script).expect("a script");
-    std::fs::set_permissions(&shell, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+    let shell = hosts.remote_shell(folder.path()).expect("a script");
     let file = folder.path().join("hosts");
     std::fs::write(&file, format!("{} slots=2\n{} slots=2\n", hosts.v4(0), hosts.v4(1))).expect("a file");
     let nd_bench = |name: &str| {

@@ -126,11 +126,7 @@ impl Parts {
     /// `len` elements in `n` parts, as equal as possible; starting at multiples of [`ALIGNMENT`] when each part can
     /// have at least that many.
     pub fn split(len: u64, n: usize) -> Parts {
-        let unit = if len >= ALIGNMENT * n as u64 { ALIGNMENT } else { 1 };
-        let units = len.div_ceil(unit);
-        let (each, rest) = (units / n as u64, units % n as u64);
-        let starts = (0..=n as u64).map(|i| ((each * i + rest.min(i)) * unit).min(len)).collect();
-        Parts { starts }
+        Parts { starts: (0..=n).map(|i| split_start(len, n, i)).collect() }
     }
 
     /// Parts of these lengths.
@@ -162,6 +158,14 @@ impl Parts {
     pub fn total(&self) -> u64 {
         self.starts[self.starts.len() - 1]
     }
+}
+
+/// Where part `i` of [`Parts::split`] starts, without the others. Parts are never longer than those before them.
+pub fn split_start(len: u64, n: usize, i: usize) -> u64 {
+    let (n, i) = (n as u64, i as u64);
+    let unit = if len >= ALIGNMENT * n { ALIGNMENT } else { 1 };
+    let units = len.div_ceil(unit);
+    ((units / n * i + (units % n).min(i)) * unit).min(len)
 }
 
 /// Cuts `len` elements into pieces of `piece`, or of more when that made more than `most` pieces. Both ends of a

@@ -5,7 +5,7 @@
 //! All reductions are one fold in the canonical order, so they are reproducible for every layout.
 
 use super::buffers::Parts;
-use super::lane::{Lane, from, others, others_back, parts_of};
+use super::lane::{Lane, from, others, others_back, parts_of, rotates};
 use super::{Algorithm, Alias, Collective, Counts, Program, Shape, Space, Span, Term};
 
 /// All-reduce in one hop.
@@ -25,6 +25,10 @@ impl Algorithm for OneShot {
 
     fn reproducible(&self, _: &Shape) -> bool {
         true
+    }
+
+    fn cyclic(&self, shape: &Shape) -> bool {
+        shape.layout.uniform().is_some()
     }
 
     fn program(&self, shape: &Shape, rank: usize) -> Program {
@@ -61,6 +65,10 @@ impl Algorithm for Direct {
 
     fn reproducible(&self, _: &Shape) -> bool {
         true
+    }
+
+    fn cyclic(&self, shape: &Shape) -> bool {
+        rotates(shape, |_| 1)
     }
 
     fn program(&self, shape: &Shape, rank: usize) -> Program {

@@ -1,8 +1,8 @@
 //! What the algorithms write their programs with: empty spans vanish, copies onto themselves vanish, scratch is
 //! measured.
 
-use super::buffers::Parts;
-use super::{Instruction, Program, Shape, Space, Span, Term};
+use super::buffers::{Parts, split_start};
+use super::{Collective, Counts, Instruction, Program, Shape, Space, Span, Term};
 use crate::fold::{Fold, FoldOp};
 
 /// One lane of one rank, being written.
@@ -133,7 +133,23 @@ pub(super) fn others_back(rank: usize, n: usize) -> impl Iterator<Item = u32> {
 /// The parts of a shape's all-reduce, reduce-scatter or all-gather: of the whole buffer for an all-reduce.
 pub(super) fn parts_of(shape: &Shape) -> Parts {
     match shape.collective {
-        super::Collective::AllReduce => Parts::split(shape.counts.part(0), shape.world_size()),
+        Collective::AllReduce => Parts::split(shape.counts.part(0), shape.world_size()),
         _ => Parts::of(shape),
     }
+}
+
+/// Whether every rank has the same part in this shape, so that [`Algorithm::cyclic`](super::Algorithm::cyclic) can
+/// hold: no root, a uniform layout, and of each part the same number of pieces, given by `pieces` for its length.
+pub(super) fn rotates(shape: &Shape, pieces: impl Fn(u64) -> usize) -> bool {
+    let n = shape.world_size();
+    let alike = match (&shape.counts, shape.collective) {
+        (Counts::Equal(len), Collective::AllReduce) => {
+            let shortest = len - split_start(*len, n, n - 1);
+            let longest = split_start(*len, n, 1);
+            (shortest > 0 || *len == 0) && pieces(shortest) == pieces(longest)
+        }
+        (Counts::Equal(_), _) => true,
+        _ => false,
+    };
+    alike && !shape.collective.has_root() && shape.layout.uniform().is_some()
 }

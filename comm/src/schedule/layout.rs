@@ -82,6 +82,13 @@ impl Layout {
         self.host_of.len()
     }
 
+    /// The ranks of each host, if they are equally many everywhere and numbered host after host.
+    pub fn uniform(&self) -> Option<usize> {
+        let each = self.hosts[0].len();
+        let uniform = self.hosts.iter().all(|ranks| ranks.len() == each);
+        (uniform && self.order.iter().enumerate().all(|(at, &rank)| at == rank as usize)).then_some(each)
+    }
+
     /// The reproducible order over all ranks: the fold, and which rank is which of its terms.
     pub fn canonical(&self) -> (Fold, Vec<u32>) {
         let sizes: Vec<_> = self.hosts.iter().map(Vec::len).collect();
@@ -114,6 +121,12 @@ mod tests {
         assert_eq!(layout.hosts(), [vec![0, 2], vec![1, 4], vec![3]]);
         assert_eq!((layout.order(), layout.starts()), (&[0, 2, 1, 4, 3][..], &[0, 2, 4, 5][..]));
         assert!((0..5).all(|rank| layout.order()[layout.position(rank)] as usize == rank));
+        assert_eq!(layout.uniform(), None);
+        let uniform = |hosts: &[usize]| Layout::new(hosts).uniform();
+        assert_eq!(
+            (uniform(&[7, 7, 3, 3]), uniform(&[0, 1]), uniform(&[0, 1, 0, 1])),
+            (Some(2), Some(1), None)
+        );
         assert_eq!(layout, Layout::new(&[7, 1, 7, 3, 1]));
         assert_ne!(layout, Layout::new(&[7, 1, 7, 3, 3]));
     }

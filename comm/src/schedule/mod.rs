@@ -311,6 +311,14 @@ pub trait Algorithm: Sync {
     /// Whether its reductions follow [`Layout::canonical`] for this shape. Always true where nothing is reduced.
     fn reproducible(&self, shape: &Shape) -> bool;
 
+    /// Whether rotating all ranks by one host maps the programs of a uniform, host-major layout onto each other,
+    /// lengths of parts aside: rank r + L (of L ranks a host) does what rank r does, with every peer L ranks further
+    /// on, too; the terms of a reduction may come in another order. Never true of other layouts. Takes time that
+    /// grows with the number of ranks.
+    fn cyclic(&self, _shape: &Shape) -> bool {
+        false
+    }
+
     /// What `rank` does. Only for shapes that it supports.
     fn program(&self, shape: &Shape, rank: usize) -> Program;
 }

@@ -5,8 +5,10 @@
 //! each hop, which halves the bytes of 16-bit types against sending f32, and follow the ring, not the canonical
 //! order: reductions are *not reproducible*.
 
+use std::ops::Range;
+
 use super::buffers::{piece_len, pieces};
-use super::lane::{Lane, from, pair, parts_of};
+use super::lane::{Lane, from, pair, parts_of, rotates};
 use super::{Algorithm, Collective, Program, Shape, Space, Span, Term};
 
 /// The ring.
@@ -33,6 +35,10 @@ impl Algorithm for Ring {
         !shape.collective.reduces() || shape.world_size() == 1
     }
 
+    fn cyclic(&self, shape: &Shape) -> bool {
+        rotates(shape, |len| part_pieces(len, shape).count())
+    }
+
     fn program(&self, shape: &Shape, rank: usize) -> Program {
         let mut lane = Lane::new(shape, rank);
         if shape.world_size() == 1 {
@@ -52,6 +58,12 @@ impl Algorithm for Ring {
         }
         lane.finish()
     }
+}
+
+/// The pieces of one rank's part.
+fn part_pieces(len: u64, shape: &Shape) -> impl Iterator<Item = Range<u64>> + use<> {
+    let most = (4 * MOST_PIECES / shape.world_size()).clamp(1, MOST_PIECES);
+    pieces(len, shape.piece, most)
 }
 
 /// A rank's place in the ring.
@@ -79,19 +91,13 @@ impl<'a> Place<'a> {
         self.back(self.order.len() - 1)
     }
 
-    /// The pieces of one rank's part.
-    fn pieces(&self, len: u64) -> impl Iterator<Item = std::ops::Range<u64>> + use<> {
-        let most = (4 * MOST_PIECES / self.order.len()).clamp(1, MOST_PIECES);
-        pieces(len, self.shape.piece, most)
-    }
-
     /// The part of rank r starts behind r and collects inputs on its way round to r. In an all-reduce the partial
     /// sums are kept where the result will be, otherwise in two halves of the scratch in turn.
     fn reduce_scatter(&self, lane: &mut Lane<'_>, in_output: bool) {
         let parts = parts_of(self.shape);
         let longest = (0..self.order.len()).map(|r| parts.len(r)).max().unwrap_or(0);
         let first = parts.span(Space::Input, self.back(1) as usize);
-        for piece in self.pieces(first.len) {
+        for piece in part_pieces(first.len, self.shape) {
             lane.send(self.next(), first.slice(&piece));
         }
         for step in 2..=self.order.len() {
@@ -103,7 +109,7 @@ impl<'a> Place<'a> {
                 (false, true) => Span::output(0, own.len),
                 (false, false) => Span::scratch(step as u64 % 2 * longest, own.len),
             };
-            for piece in self.pieces(own.len) {
+            for piece in part_pieces(own.len, self.shape) {
                 let terms = vec![from(self.back(1)), Term::Own(own.slice(&piece))];
                 lane.reduce(dst.slice(&piece), terms, pair(), last);
                 if !last {
@@ -118,13 +124,13 @@ impl<'a> Place<'a> {
         let parts = parts_of(self.shape);
         let in_output = parts.span(Space::Output, self.rank);
         let own = if own_space == Space::Output { in_output } else { Span::input(0, in_output.len) };
-        for piece in self.pieces(own.len) {
+        for piece in part_pieces(own.len, self.shape) {
             lane.send(self.next(), own.slice(&piece));
         }
         lane.copy(own, in_output);
         for step in 1..self.order.len() {
             let part = parts.span(Space::Output, self.back(step) as usize);
-            for piece in self.pieces(part.len) {
+            for piece in part_pieces(part.len, self.shape) {
                 lane.recv(self.back(1), part.slice(&piece));
                 if step + 1 < self.order.len() {
                     lane.send(self.next(), part.slice(&piece));

@@ -1,6 +1,7 @@
 //! Every algorithm, every collective, random shapes; what they send; and a verifier that must find broken programs.
 
 mod broken;
+mod cyclic;
 mod faults;
 mod sizes;
 
