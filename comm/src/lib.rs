@@ -12,6 +12,7 @@
 //! | [`fold`] | the order in which values are combined, as data — *pure* |
 //! | [`kernel`] | reduction loops over memory, one table chosen at start |
 //! | [`schedule`] | who sends what to whom: the instructions, one file per algorithm, and the verifier — *pure* |
+//! | [`cost`] | what a schedule takes on given machines, before it is performed — *pure* |
 //! | [`choose`] | which algorithm performs a call — *pure* |
 //! | [`exec`] | runs schedules on host memory |
 //! | [`communicator`] | the calls |
@@ -21,6 +22,7 @@ pub mod buffer;
 pub mod choose;
 pub mod communicator;
 pub mod config;
+pub mod cost;
 mod error;
 pub mod exec;
 pub mod fold;

@@ -1,0 +1,130 @@
+//! What a collective costs, before it is performed: its programs run in simulated time.
+//!
+//! The model takes the very programs that the executors run, so it knows nothing of algorithms, and a new one needs no
+//! formula. Messages are transfers that share the links on their way fairly; sending, taking and combining take the
+//! rank's time; lanes go on beside each other.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`fabric`] | what the model has to know of the machines |
+//! | [`cluster`] | machines from a topology |
+//! | `flow` | transfers that share resources |
+//! | `program` | programs, made ready for the model |
+//! | `machine` | runs them, event by event |
+//! | `quotient` | ranks that do the same at the same time are simulated once |
+//! | [`load`] | how busy the links are, and when |
+
+pub mod cluster;
+pub mod fabric;
+mod flow;
+pub mod load;
+mod machine;
+mod program;
+mod quotient;
+#[cfg(test)]
+mod tests;
+
+pub use fabric::Fabric;
+pub use load::{Load, Timeline};
+
+use crate::number::DataType;
+use crate::schedule::{Algorithm, Shape};
+use machine::Machine;
+use program::{Compiler, Lane};
+use quotient::Quotient;
+
+/// What a collective is predicted to take.
+#[derive(Debug, Clone)]
+pub struct Estimate {
+    /// From the first rank's start to the last one's end, µs.
+    pub us: f64,
+    /// The resources that were used, the busiest first.
+    pub loads: Vec<Load>,
+    /// How many ranks were simulated, those that do the same being one.
+    pub ranks: usize,
+    /// How many of their instructions.
+    pub instructions: usize,
+    /// How busy each kind of link was over time, if asked for.
+    pub timeline: Option<Timeline>,
+}
+
+/// Why there is no estimate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unpredictable {
+    /// The programs are longer than what may be simulated.
+    #[error("{instructions} instructions or more to simulate; the limit is {limit}")]
+    TooLong {
+        /// Counted so far.
+        instructions: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A program waits for ever: a fault of the algorithm, which the verifier should have found.
+    #[error("its program waits for ever")]
+    Stuck,
+}
+
+/// How to predict.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// The most instructions that are simulated.
+    pub limit: usize,
+    /// Whether every rank is simulated, even where it does what another one does.
+    pub every_rank: bool,
+    /// How many steps of a timeline to make; 0: none.
+    pub steps: usize,
+}
+
+impl Default for Options {
+    /// Up to 30 million instructions (some 3 GB), symmetry used, no timeline.
+    fn default() -> Options {
+        Options { limit: 30_000_000, every_rank: false, steps: 0 }
+    }
+}
+
+/// Predicts what `algorithm` takes for a call that it supports.
+///
+/// # Errors
+/// When that is too much to simulate.
+pub fn estimate(
+    algorithm: &dyn Algorithm,
+    shape: &Shape,
+    data_type: DataType,
+    fabric: &dyn Fabric,
+    options: Options,
+) -> Result<Estimate, Unpredictable> {
+    let quotient = match options.every_rank {
+        true => Quotient::none(shape.world_size()),
+        false => Quotient::of(fabric, algorithm, shape, options.limit),
+    };
+    let mut compiler = Compiler::new(fabric, &quotient, shape, data_type);
+    let mut code: Vec<Vec<Lane>> = Vec::new();
+    let mut instructions = 0;
+    let representatives = quotient.representatives();
+    for &rank in &representatives {
+        let program = algorithm.program(shape, rank);
+        instructions += program.lanes.iter().map(Vec::len).sum::<usize>();
+        if instructions > options.limit {
+            return Err(Unpredictable::TooLong { instructions, limit: options.limit });
+        }
+        code.push(compiler.lanes(&program, rank));
+    }
+    let (channels, flows) = (compiler.channels(), std::mem::take(&mut compiler.flows));
+    let run = |flows, watch: &mut dyn FnMut(f64, &mut flow::Flows)| {
+        let mut machine = Machine::new(flows, &compiler.paths, &compiler.works, &code, channels);
+        let us = machine.run(watch).ok_or(Unpredictable::Stuck)?;
+        Ok((us, machine.flows))
+    };
+    let again = (options.steps > 0).then(|| flows.clone());
+    let (us, flows) = run(flows, &mut |_, _| {})?;
+    let timeline = match again {
+        Some(flows) => {
+            let mut recorder = load::Recorder::new(&compiler.named, fabric, us, options.steps);
+            run(flows, &mut |until, flows| recorder.record(until, flows))?;
+            Some(recorder.finish())
+        }
+        None => None,
+    };
+    let loads = load::loads(&flows, &compiler.named, fabric, us);
+    Ok(Estimate { us, loads, ranks: representatives.len(), instructions, timeline })
+}
