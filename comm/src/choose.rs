@@ -42,12 +42,12 @@ pub struct Problem {
     pub remedy: String,
 }
 
-impl Chooser {
-    /// Elements of a piece.
-    pub fn piece(&self, data_type: DataType) -> u64 {
-        PIECE / data_type.size() as u64
-    }
+/// Elements of a piece where long messages are pipelined.
+pub fn piece(data_type: DataType) -> u64 {
+    PIECE / data_type.size() as u64
+}
 
+impl Chooser {
     /// The algorithm for a call.
     pub fn choose(&self, shape: &Shape, data_type: DataType) -> Result<Choice, Problem> {
         let single = shape.collective == Collective::SendRecv;

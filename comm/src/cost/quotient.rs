@@ -15,7 +15,7 @@
 //!   do, with whom and over what, until nothing is told apart any more. It looks at the program of every rank, made
 //!   in one piece: the pieces of a message repeat the same pattern.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::fabric::{Fabric, Resource, Work};
@@ -68,7 +68,8 @@ impl Quotient {
         match world_size {
             ..MANY => Quotient::none(world_size),
             _ => Refinement::new(fabric, algorithm, shape, limit)
-                .map_or(Quotient::none(world_size), |r| Quotient::Classes(r.classes())),
+                .and_then(Refinement::classes)
+                .map_or(Quotient::none(world_size), Quotient::Classes),
         }
     }
 
@@ -193,17 +194,20 @@ impl Refinement {
                         }
                         Instruction::Copy { dst, .. } => (2, dst.len, dst.space).hash(&mut colour),
                         Instruction::RecvReduce { dst, terms, .. } => {
-                            (3, dst.len, dst.space).hash(&mut colour);
+                            // In which order values are combined takes no time, so terms are not told apart by it.
+                            let group = ports.len();
+                            let mut sum = 0u64;
                             for term in terms {
-                                match term {
-                                    Term::Own(span) => span.space.hash(&mut colour),
+                                sum = sum.wrapping_add(match term {
+                                    Term::Own(span) => hash(&span.space),
                                     Term::From { rank: from, .. } => {
-                                        let (number, _) = port(*from, false, &mut ports);
+                                        let number = *ports.entry((*from, false)).or_insert(group);
                                         received.insert((*from, rank as u32, l as u8), number as u32);
-                                        number.hash(&mut colour);
+                                        hash(&(1, number))
                                     }
-                                }
+                                });
                             }
+                            (3, dst.len, dst.space, sum).hash(&mut colour);
                         }
                     }
                     for wait in waits {
@@ -279,7 +283,8 @@ impl Refinement {
         }
     }
 
-    fn classes(mut self) -> Classes {
+    /// The classes, unless two channels that one representative receives from would be one.
+    fn classes(mut self) -> Option<Classes> {
         self.refine();
         let mut numbers: HashMap<u64, u32> = HashMap::new();
         let (mut first, mut size, mut of_rank) = (Vec::new(), Vec::new(), Vec::new());
@@ -299,13 +304,20 @@ impl Refinement {
         }
         let resources =
             self.resources.iter().zip(&self.resource_colours).map(|(&r, colour)| (r, kinds[colour])).collect();
+        let mut incoming = HashSet::new();
         let simulated = |rank: u32| first[of_rank[rank as usize] as usize] == rank as usize;
+        let collide = self.edges.iter().filter(|e| simulated(e.to) && e.from != e.to).any(|e| {
+            !incoming.insert((e.to, of_rank[e.from as usize], e.lane, e.ports[0]))
+        });
+        if collide {
+            return None;
+        }
         let ports = self
             .edges
             .iter()
             .filter(|e| simulated(e.from) || simulated(e.to))
             .map(|e| ((e.from, e.to, e.lane), e.ports[0]))
             .collect();
-        Classes { first, of_rank, size, resources, ports }
+        Some(Classes { first, of_rank, size, resources, ports })
     }
 }

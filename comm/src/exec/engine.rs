@@ -312,7 +312,7 @@ impl Engine {
             root: call.root,
             alias: call.alias,
             layout: self.layout.clone(),
-            piece: self.chooser.piece(call.data_type),
+            piece: crate::choose::piece(call.data_type),
         }
     }
 

@@ -17,7 +17,7 @@
 
 mod arguments;
 mod call;
-mod collective;
+pub(crate) mod collective;
 mod error;
 mod host;
 mod json;
@@ -32,7 +32,7 @@ mod remote;
 mod report;
 mod run;
 mod sample;
-mod size;
+pub(crate) mod size;
 mod start;
 mod statistics;
 mod summary;

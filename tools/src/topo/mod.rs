@@ -2,10 +2,12 @@
 //! share.
 
 mod env;
+mod load_picture;
 mod paths;
 mod place;
 mod rings;
 mod show;
+mod simulate;
 mod table;
 
 use std::io::Write;
@@ -29,6 +31,7 @@ const EXAMPLES: &str = "Examples:
   nd-topo paths --from topo.xml GPU0 mlx5_3      how two devices reach each other, and why so
   nd-topo search --from topo.xml                 rings and trees, as NCCL would find them
   nd-topo place --cluster c.toml --mesh tp=8,dp_shard=4,dp_replicate=-1
+  nd-topo simulate allreduce --size 1G --cluster dgx-h100 --hosts 1024
   nd-topo export --from topo.xml --format dot | dot -Tsvg > topo.svg
   nd-topo machines                               the machines of the library
   nd-topo env socket                             settings about sockets: value, where it came from, meaning
@@ -58,6 +61,9 @@ enum Command {
     /// Choose which rank of a mesh sits where
     #[command(after_help = place::EXAMPLES)]
     Place(place::PlaceArgs),
+    /// Predict what a collective takes on a cluster, by every algorithm, and which link it waits for
+    #[command(after_help = simulate::EXAMPLES)]
+    Simulate(simulate::SimulateArgs),
     /// Write the machine in another format
     #[command(after_help = "Examples:
   nd-topo export --format nccl-xml > topo.xml
@@ -186,6 +192,7 @@ fn command(args: Args) -> Result<()> {
         Command::Paths(a) => paths::run(&a),
         Command::Search(a) => rings::run(&a),
         Command::Place(a) => place::run(&a),
+        Command::Simulate(a) => simulate::run(&a),
         Command::Export(a) => export(&a),
         Command::Env(a) => env::run(&a),
         Command::Machines { name } => machines(name.as_deref()),

@@ -92,7 +92,7 @@ pub(super) fn run(a: &PlaceArgs) -> Result<()> {
     }
 }
 
-fn read_cluster(path: &Path) -> Result<Cluster> {
+pub(super) fn read_cluster(path: &Path) -> Result<Cluster> {
     let text = providers::read_text(path)?;
     let folder = path.parent().map(Path::to_owned).unwrap_or_default();
     let mut file = |name: &str| named(&folder.join(name).display().to_string());
