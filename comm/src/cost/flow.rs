@@ -18,38 +18,67 @@ pub(super) const INSTANT: f64 = 1e-7;
 /// Transfers under way.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Flows {
-    capacity: Vec<f64>,
+    resources: Vec<Resource>,
     bundles: Vec<Bundle>,
     known: HashMap<Vec<u64>, BundleId>,
-    active: Vec<BundleId>,
-    stale: bool,
     now: f64,
-    /// Scratch of [`Flows::share`].
-    left: Vec<f64>,
-    load: Vec<f64>,
+    /// Bundles whose number of transfers has changed.
+    changed: Vec<BundleId>,
+    /// When the first transfer of a bundle ends (as bits), and the bundle with its version when that was found out.
+    ends: BinaryHeap<Reverse<(u64, BundleId, u32)>>,
+    /// Scratch of [`Flows::share`]: the bundles and resources concerned.
+    open: Vec<BundleId>,
     touched: Vec<u32>,
+}
+
+#[derive(Debug, Clone)]
+struct Resource {
+    capacity: f64,
+    /// Bundles with transfers that use it.
+    users: Vec<BundleId>,
+    /// While rates are found: what is left, what the transfers without a rate take together for each byte per µs,
+    /// and whether it is full.
+    left: f64,
+    load: f64,
+    full: bool,
+    seen: bool,
 }
 
 #[derive(Debug, Clone)]
 struct Bundle {
     uses: Vec<(u32, f64)>,
     limit: f64,
+    /// NaN while it is not found.
     rate: f64,
-    /// Bytes served to each transfer since the bundle was last empty.
+    /// Bytes served to each transfer since the bundle was last empty, at the moment `since`.
     served: f64,
-    /// Bytes served to all transfers, ever.
+    since: f64,
+    /// Bytes served to all transfers, ever, at that moment.
     total: f64,
     /// Where `served` has to come, and whose transfer it is.
-    ends: BinaryHeap<Reverse<(u64, u64)>>,
+    transfers: BinaryHeap<Reverse<(u64, u64)>>,
+    version: u32,
+    changed: bool,
+    seen: bool,
+}
+
+impl Bundle {
+    fn catch_up(&mut self, now: f64) {
+        let dt = now - self.since;
+        self.since = now;
+        if dt > 0.0 && !self.transfers.is_empty() {
+            self.served += self.rate * dt;
+            self.total += self.rate * dt * self.transfers.len() as f64;
+        }
+    }
 }
 
 impl Flows {
     /// A resource of this capacity; gives its number.
     pub fn resource(&mut self, capacity: f64) -> u32 {
-        self.capacity.push(capacity);
-        self.left.push(0.0);
-        self.load.push(0.0);
-        (self.capacity.len() - 1) as u32
+        let users = Vec::new();
+        self.resources.push(Resource { capacity, users, left: 0.0, load: 0.0, full: false, seen: false });
+        (self.resources.len() - 1) as u32
     }
 
     /// The bundle of transfers that use these resources and get at most `limit` bytes per µs.
@@ -65,8 +94,18 @@ impl Flows {
         let mut key: Vec<u64> = merged.iter().flat_map(|(r, w)| [u64::from(*r), w.to_bits()]).collect();
         key.push(limit.to_bits());
         *self.known.entry(key).or_insert_with(|| {
-            let ends = BinaryHeap::new();
-            self.bundles.push(Bundle { uses: merged, limit, rate: 0.0, served: 0.0, total: 0.0, ends });
+            self.bundles.push(Bundle {
+                uses: merged,
+                limit,
+                rate: f64::NAN,
+                served: 0.0,
+                since: 0.0,
+                total: 0.0,
+                transfers: BinaryHeap::new(),
+                version: 0,
+                changed: false,
+                seen: false,
+            });
             (self.bundles.len() - 1) as BundleId
         })
     }
@@ -74,132 +113,204 @@ impl Flows {
     /// The most that a transfer of this bundle gets with nobody else.
     pub fn alone(&self, bundle: BundleId) -> f64 {
         let bundle = &self.bundles[bundle as usize];
-        let shares = bundle.uses.iter().map(|(r, w)| self.capacity[*r as usize] / w);
+        let shares = bundle.uses.iter().map(|(r, w)| self.resources[*r as usize].capacity / w);
         shares.fold(bundle.limit, f64::min)
     }
 
     /// Starts a transfer of `bytes` (more than 0).
-    pub fn start(&mut self, bundle: BundleId, bytes: f64, token: u64) {
-        let b = &mut self.bundles[bundle as usize];
-        if b.ends.is_empty() {
+    pub fn start(&mut self, id: BundleId, bytes: f64, token: u64) {
+        let b = &mut self.bundles[id as usize];
+        b.catch_up(self.now);
+        if b.transfers.is_empty() {
             b.served = 0.0;
-            self.active.push(bundle);
+            b.uses.iter().for_each(|(r, _)| self.resources[*r as usize].users.push(id));
         }
         // Positive floats are ordered as their bits.
-        b.ends.push(Reverse(((b.served + bytes).to_bits(), token)));
-        self.stale = true;
+        b.transfers.push(Reverse(((b.served + bytes).to_bits(), token)));
+        self.change(id);
+    }
+
+    fn change(&mut self, id: BundleId) {
+        if !std::mem::replace(&mut self.bundles[id as usize].changed, true) {
+            self.changed.push(id);
+        }
     }
 
     /// When the next transfer ends.
     pub fn next_end(&mut self) -> Option<f64> {
-        if std::mem::take(&mut self.stale) {
-            self.share();
+        self.share();
+        while let Some(&Reverse((at, id, version))) = self.ends.peek() {
+            if self.bundles[id as usize].version == version {
+                return Some(f64::from_bits(at));
+            }
+            self.ends.pop();
         }
-        let end = |b: &Bundle| {
-            let Reverse((end, _)) = b.ends.peek()?;
-            Some((f64::from_bits(*end) - b.served).max(0.0) / b.rate)
-        };
-        let ends = self.active.iter().filter_map(|&b| end(&self.bundles[b as usize]));
-        ends.min_by(f64::total_cmp).map(|after| self.now + after)
+        None
     }
 
-    /// Lets time pass; the tokens of transfers that end go to `ended`.
+    /// Lets time pass, no further than to the next end; the tokens of transfers that end go to `ended`.
     pub fn advance(&mut self, to: f64, ended: &mut Vec<u64>) {
-        let dt = to - self.now;
         self.now = to;
-        let bundles = &mut self.bundles;
-        let stale = &mut self.stale;
-        self.active.retain(|&id| {
-            let b = &mut bundles[id as usize];
-            b.served += b.rate * dt;
-            b.total += b.rate * dt * b.ends.len() as f64;
-            while let Some(&Reverse((end, token))) = b.ends.peek() {
+        while let Some(&Reverse((at, id, version))) = self.ends.peek() {
+            let b = &mut self.bundles[id as usize];
+            if b.version == version && f64::from_bits(at) > to + INSTANT {
+                return;
+            }
+            self.ends.pop();
+            if b.version != version {
+                continue;
+            }
+            b.catch_up(to);
+            while let Some(&Reverse((end, token))) = b.transfers.peek() {
                 if f64::from_bits(end) - b.served > b.rate * INSTANT {
                     break;
                 }
-                b.ends.pop();
+                b.transfers.pop();
                 ended.push(token);
-                *stale = true;
             }
-            !b.ends.is_empty()
-        });
+            if b.transfers.is_empty() {
+                for (r, _) in &b.uses {
+                    let users = &mut self.resources[*r as usize].users;
+                    if let Some(at) = users.iter().position(|u| *u == id) {
+                        users.swap_remove(at);
+                    }
+                }
+            }
+            self.change(id);
+        }
     }
 
     /// How much of each resource is in use at present, 0 to 1.
     pub fn in_use(&mut self) -> Vec<f64> {
-        let mut used = vec![0.0; self.capacity.len()];
-        for b in self.active.iter().map(|&b| &self.bundles[b as usize]) {
-            b.uses.iter().for_each(|(r, w)| used[*r as usize] += w * b.rate * b.ends.len() as f64);
-        }
-        used.iter().zip(&self.capacity).map(|(u, c)| u / c).collect()
+        self.share();
+        let use_of = |r: &Resource, i: u32| {
+            let of = |b: &Bundle| {
+                let weights = b.uses.iter().filter(|u| u.0 == i).map(|u| u.1);
+                weights.sum::<f64>() * b.rate * b.transfers.len() as f64
+            };
+            r.users.iter().map(|&b| of(&self.bundles[b as usize])).sum::<f64>() / r.capacity
+        };
+        self.resources.iter().zip(0..).map(|(r, i)| use_of(r, i)).collect()
     }
 
     /// How much of each resource was used, as µs of its whole capacity.
-    pub fn busy(&self) -> Vec<f64> {
-        let mut used = vec![0.0; self.capacity.len()];
-        for b in &self.bundles {
+    pub fn busy(&mut self) -> Vec<f64> {
+        let now = self.now;
+        let mut used = vec![0.0; self.resources.len()];
+        for b in &mut self.bundles {
+            b.catch_up(now);
             b.uses.iter().for_each(|(r, w)| used[*r as usize] += w * b.total);
         }
-        used.iter().zip(&self.capacity).map(|(u, c)| u / c).collect()
+        used.iter().zip(&self.resources).map(|(u, r)| u / r.capacity).collect()
     }
 
-    /// Gives every bundle its rate.
+    /// Finds the rates of all transfers that share a resource with a bundle that has changed, or with one that shares
+    /// one with it, and so on.
     fn share(&mut self) {
-        self.touched.clear();
-        for &id in &self.active {
-            let b = &mut self.bundles[id as usize];
-            b.rate = f64::NAN; // not yet fixed
-            for &(r, w) in &b.uses {
-                let r = r as usize;
-                if self.load[r] == 0.0 {
-                    self.touched.push(r as u32);
-                    self.left[r] = self.capacity[r];
-                }
-                self.load[r] += w * b.ends.len() as f64;
-            }
+        if self.changed.is_empty() {
+            return;
         }
-        let mut open = self.active.len();
-        while open > 0 {
-            let shares = self.touched.iter().map(|&r| r as usize).filter(|&r| self.load[r] > 0.0);
-            let full = shares.map(|r| self.left[r].max(0.0) / self.load[r]).fold(f64::INFINITY, f64::min);
-            let unfixed = self.active.iter().map(|&b| &self.bundles[b as usize]);
-            let most = unfixed.filter(|b| b.rate.is_nan()).map(|b| b.limit).fold(f64::INFINITY, f64::min);
-            let level = full.min(most);
+        self.gather();
+        let mut fixed = 0;
+        while fixed < self.open.len() {
+            let mut level = f64::INFINITY;
+            for r in self.touched.iter().map(|&r| &self.resources[r as usize]).filter(|r| r.load > 0.0) {
+                level = level.min(r.left.max(0.0) / r.load);
+            }
+            for b in self.open[fixed..].iter().map(|&b| &self.bundles[b as usize]) {
+                level = level.min(b.limit);
+            }
             let reached = level * (1.0 + 1e-12);
-            let is_full: Vec<bool> = self
-                .touched
-                .iter()
-                .map(|&r| self.load[r as usize] > 0.0)
-                .zip(&self.touched)
-                .map(|(loaded, &r)| loaded && self.left[r as usize].max(0.0) / self.load[r as usize] <= reached)
-                .collect();
-            // Marked by a negative remainder, which is looked up below.
-            for (&r, _) in self.touched.iter().zip(&is_full).filter(|(_, full)| **full) {
-                self.left[r as usize] = f64::NEG_INFINITY;
+            for &r in &self.touched {
+                let r = &mut self.resources[r as usize];
+                r.full |= r.load > 0.0 && r.left.max(0.0) / r.load <= reached;
             }
-            for &id in &self.active {
-                let b = &mut self.bundles[id as usize];
-                let stopped = b.limit <= reached
-                    || b.uses.iter().any(|(r, _)| self.left[*r as usize] == f64::NEG_INFINITY);
-                if b.rate.is_nan() && stopped {
-                    b.rate = level.min(b.limit).max(f64::MIN_POSITIVE);
-                    open -= 1;
-                    let count = b.ends.len() as f64;
-                    for &(r, w) in &b.uses {
-                        let r = r as usize;
-                        self.load[r] = (self.load[r] - w * count).max(0.0);
-                        if self.left[r].is_finite() {
-                            self.left[r] -= w * count * b.rate;
-                        }
-                    }
+            for at in fixed..self.open.len() {
+                let b = &mut self.bundles[self.open[at] as usize];
+                let stops = |r: &(u32, f64)| self.resources[r.0 as usize].full;
+                if b.limit > reached && !b.uses.iter().any(stops) {
+                    continue;
+                }
+                b.rate = level.min(b.limit).max(f64::MIN_POSITIVE);
+                for &(r, w) in &b.uses {
+                    let r = &mut self.resources[r as usize];
+                    r.load -= w * b.transfers.len() as f64;
+                    r.left -= w * b.transfers.len() as f64 * b.rate;
+                }
+                self.open.swap(fixed, at);
+                fixed += 1;
+            }
+            // What rounding leaves of a load that is gone must not count as one.
+            for &r in &self.touched {
+                let r = &mut self.resources[r as usize];
+                if r.full || r.load < r.capacity * 1e-15 {
+                    r.load = 0.0;
                 }
             }
-            for (&r, _) in self.touched.iter().zip(&is_full).filter(|(_, full)| **full) {
-                self.load[r as usize] = 0.0;
-                self.left[r as usize] = 0.0;
+        }
+        for &id in &self.open {
+            let b = &mut self.bundles[id as usize];
+            b.seen = false;
+            b.version += 1;
+            if let Some(Reverse((end, _))) = b.transfers.peek() {
+                let after = (f64::from_bits(*end) - b.served).max(0.0) / b.rate;
+                self.ends.push(Reverse(((self.now + after).to_bits(), id, b.version)));
             }
         }
-        self.touched.iter().for_each(|&r| self.load[r as usize] = 0.0);
+        self.touched.iter().for_each(|&r| self.resources[r as usize].seen = false);
+    }
+
+    /// Puts what [`Flows::share`] is about into `open` and `touched`.
+    fn gather(&mut self) {
+        self.open.clear();
+        self.touched.clear();
+        for id in self.changed.drain(..) {
+            let b = &mut self.bundles[id as usize];
+            b.changed = false;
+            if b.transfers.is_empty() {
+                // Nothing is left of it but what it leaves to others.
+                b.version += 1;
+                self.touched.extend(b.uses.iter().map(|u| u.0));
+            } else if !b.seen {
+                b.seen = true;
+                self.open.push(id);
+            }
+        }
+        // Those that were touched by what has ended come first.
+        let ended = std::mem::take(&mut self.touched);
+        for r in ended {
+            self.reach(r);
+        }
+        let mut next = 0;
+        while let Some(&id) = self.open.get(next) {
+            next += 1;
+            for i in 0..self.bundles[id as usize].uses.len() {
+                self.reach(self.bundles[id as usize].uses[i].0);
+            }
+        }
+        for &id in &self.open {
+            let b = &mut self.bundles[id as usize];
+            b.catch_up(self.now);
+            b.rate = f64::NAN;
+            for &(r, w) in &b.uses {
+                self.resources[r as usize].load += w * b.transfers.len() as f64;
+            }
+        }
+    }
+
+    /// Opens all users of a resource.
+    fn reach(&mut self, r: u32) {
+        let resource = &mut self.resources[r as usize];
+        if std::mem::replace(&mut resource.seen, true) {
+            return;
+        }
+        (resource.left, resource.load, resource.full) = (resource.capacity, 0.0, false);
+        self.touched.push(r);
+        for &id in &resource.users {
+            if !std::mem::replace(&mut self.bundles[id as usize].seen, true) {
+                self.open.push(id);
+            }
+        }
     }
 }
 

@@ -26,7 +26,7 @@ pub struct Timeline {
 }
 
 /// The loads of a run of `us` µs, the busiest first.
-pub(super) fn loads(flows: &Flows, named: &[Resource], fabric: &dyn Fabric, us: f64) -> Vec<Load> {
+pub(super) fn loads(flows: &mut Flows, named: &[Resource], fabric: &dyn Fabric, us: f64) -> Vec<Load> {
     let busy = flows.busy();
     let mut order: Vec<usize> = (0..named.len()).filter(|&i| busy[i] > 0.0).collect();
     order.sort_by(|&a, &b| busy[b].total_cmp(&busy[a]).then(named[a].cmp(&named[b])));

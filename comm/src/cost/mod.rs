@@ -116,7 +116,7 @@ pub fn estimate(
         Ok((us, machine.flows))
     };
     let again = (options.steps > 0).then(|| flows.clone());
-    let (us, flows) = run(flows, &mut |_, _| {})?;
+    let (us, mut flows) = run(flows, &mut |_, _| {})?;
     let timeline = match again {
         Some(flows) => {
             let mut recorder = load::Recorder::new(&compiler.named, fabric, us, options.steps);
@@ -125,6 +125,6 @@ pub fn estimate(
         }
         None => None,
     };
-    let loads = load::loads(&flows, &compiler.named, fabric, us);
+    let loads = load::loads(&mut flows, &compiler.named, fabric, us);
     Ok(Estimate { us, loads, ranks: representatives.len(), instructions, timeline })
 }
