@@ -14,7 +14,9 @@ mod values;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nd_transport::secure::Secret;
@@ -23,13 +25,34 @@ use tracing::level_filters::LevelFilter;
 pub use environment::Environment;
 pub use values::{Bad, algorithms, duration, nearest, ports, secret, size};
 
+use crate::cost::Calibration;
 use crate::rendezvous::Address;
 use crate::schedule::Reduction;
 use crate::{Error, Result};
 use known::{FOREIGN, KNOWN, Known, OTHERS, SILENT};
 
-/// For each collective (none: all of them) the algorithms to choose from, by name, in lower case.
-pub type Algorithms = Vec<(Option<String>, Vec<String>)>;
+/// Rules of `ND_ALGO`, in order.
+pub type Algorithms = Vec<Rule>;
+
+/// One rule of `ND_ALGO`: `ring,tree`, `^ring`, `allreduce:ring`, `allreduce@64K-4M:ring`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// About which collective, in lower case; about all.
+    pub collective: Option<String>,
+    /// About calls of so many bytes.
+    pub sizes: RangeInclusive<u64>,
+    /// Algorithms by name, in lower case.
+    pub names: Vec<String>,
+    /// Whether all but these are to choose from, not the first of these that can.
+    pub exclude: bool,
+}
+
+impl Default for Rule {
+    /// About everything, with no names.
+    fn default() -> Rule {
+        Rule { collective: None, sizes: 0..=u64::MAX, names: Vec::new(), exclude: false }
+    }
+}
 
 /// Who may join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,6 +75,10 @@ pub struct Config {
     pub algorithms: Algorithms,
     /// `ND_REDUCTION`.
     pub reduction: Reduction,
+    /// What the file that `ND_CALIBRATION` names says.
+    pub calibration: Option<Arc<Calibration>>,
+    /// `ND_CALIBRATION`.
+    pub calibration_file: Option<PathBuf>,
     /// `ND_AUTH`.
     pub auth: Auth,
     /// `ND_SECRET` or the content of `ND_SECRET_FILE`.
@@ -113,6 +140,8 @@ impl Default for Config {
             timeout: Duration::from_secs(600),
             algorithms: Vec::new(),
             reduction: Reduction::default(),
+            calibration: None,
+            calibration_file: None,
             auth: Auth::default(),
             secret: None,
             secret_file: None,
@@ -253,6 +282,11 @@ impl Config {
             .collect()
     }
 
+    /// The value of one setting as text; empty: none, or no such setting.
+    pub fn value(&self, name: &str) -> String {
+        KNOWN.iter().find(|k| k.name == name).map(|k| (k.show)(self)).unwrap_or_default()
+    }
+
     /// `ND_START_TIMEOUT`: how long ranks may take to find each other.
     pub fn start_timeout(&self) -> Duration {
         self.transport.start_timeout
@@ -345,9 +379,19 @@ fn show_duration(d: Duration) -> String {
 fn show_algorithms(algorithms: &Algorithms) -> String {
     let lists: Vec<String> = algorithms
         .iter()
-        .map(|(collective, names)| match collective {
-            Some(collective) => format!("{collective}:{}", names.join(",")),
-            None => names.join(","),
+        .map(|rule| {
+            let collective = rule.collective.as_deref().unwrap_or_default();
+            let size = |bytes: u64| match bytes {
+                u64::MAX => String::new(),
+                bytes => bytes.to_string(),
+            };
+            let sizes = match (*rule.sizes.start(), *rule.sizes.end()) {
+                (0, u64::MAX) => String::new(),
+                (first, last) => format!("@{first}-{}", size(last)),
+            };
+            let colon = if collective.is_empty() && sizes.is_empty() { "" } else { ":" };
+            let not = if rule.exclude { "^" } else { "" };
+            format!("{collective}{sizes}{colon}{not}{}", rule.names.join(","))
         })
         .collect();
     lists.join(";")
@@ -411,7 +455,7 @@ mod tests {
         assert_eq!(config.transport.transport, nd_transport::Choice::Tcp);
         assert_eq!(config.debug, LevelFilter::INFO);
         assert_eq!(config.transport.family, nd_transport::Family::V6);
-        assert_eq!(config.algorithms, vec![(None, vec!["ring".to_owned()])]);
+        assert_eq!(config.algorithms, vec![Rule { names: vec!["ring".to_owned()], ..Rule::default() }]);
         assert_eq!(config.rendezvous.unwrap().to_string(), "10.0.0.1:4000");
         assert_eq!(config.warnings.len(), 2, "{:?}", config.warnings);
         assert_eq!(

@@ -26,7 +26,9 @@ pub enum Error {
     },
     /// Ranks called different things.
     #[error(
-        "rank {peer} called {theirs}, rank {rank} called {ours}; every rank must make the same calls in the same order"
+        "rank {peer} called {}, rank {rank} called {}; every rank must make the same calls in the same order",
+        theirs.beside(ours),
+        ours.beside(theirs)
     )]
     Mismatch {
         /// This rank.

@@ -1,6 +1,6 @@
 //! All collectives, in place and out of place, with plain and registered buffers, on every transport.
 
-use nd_comm::choose::Chooser;
+use nd_comm::choose::{Asked, Chooser};
 use nd_comm::communicator::Communicator;
 use nd_comm::number::ReduceOp;
 use nd_comm::schedule::{self, Collective};
@@ -211,7 +211,7 @@ fn every_algorithm_by_name() {
     for algorithm in schedule::algorithms() {
         for kind in [Kind::Local, Kind::PutOnly, Kind::Hosts(vec![0, 1, 1, 0])] {
             let chooser =
-                Chooser { asked: vec![(None, vec![algorithm.name().into()])], ..Chooser::default() };
+                Chooser { asked: vec![Asked::by_name(&[algorithm.name()])], ..Chooser::default() };
             let ranks = world(&kind, 4, &chooser);
             each(&ranks, |comm| {
                 for len in SIZES {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use nd_comm::choose::Chooser;
+use nd_comm::choose::{Asked, Chooser};
 use nd_comm::number::{F8E4M3, F8E5M2, ReduceOp};
 use nd_comm::schedule::{self, Alias, Collective, Counts, Layout, Shape};
 use nd_tests::oracle::canonical_reduce;
@@ -43,7 +43,7 @@ fn expected<T: Float>(hosts: &[usize], inputs: &[Vec<T>], i: usize) -> T {
 fn check<T: Float>(kind: &Kind, n: usize) {
     let hosts = kind.hosts(n);
     for name in reproducible(&hosts, Collective::AllReduce) {
-        let chooser = Chooser { asked: vec![(None, vec![name.into()])], ..Chooser::default() };
+        let chooser = Chooser { asked: vec![Asked::by_name(&[name])], ..Chooser::default() };
         let ranks = world(kind, n, &chooser);
         for (seed, &len) in SIZES.iter().enumerate() {
             let inputs: Vec<Vec<T>> = (0..n).map(|r| values(len, r, seed as u64)).collect();

@@ -120,13 +120,16 @@ impl Routes {
         self.period
     }
 
-    /// The link among those of the first [`Routes::period`] hosts (and their leaves) that a rotation maps this one to.
-    pub fn folded(&self, link: RouteLink) -> RouteLink {
+    /// The link among those of the first [`Routes::period`] hosts (and their leaves) that a rotation maps this one to,
+    /// and how many it maps there.
+    pub fn folded(&self, link: RouteLink) -> (RouteLink, usize) {
+        let hosts = self.cluster.hosts.len();
         match self.host_of(link) {
-            Some(host) => self.first[host % self.period] + link - self.first[host],
+            Some(host) => (self.first[host % self.period] + link - self.first[host], hosts / self.period),
             None => {
-                let leaves = (self.leaves * self.period / self.cluster.hosts.len()).max(1);
-                self.uplinks() + (link - self.uplinks()) % (2 * self.rails * leaves)
+                let leaves = (self.leaves * self.period / hosts).max(1);
+                let folded = self.uplinks() + (link - self.uplinks()) % (2 * self.rails * leaves);
+                (folded, self.leaves / leaves)
             }
         }
     }
@@ -216,7 +219,7 @@ mod tests {
                 let one = r.between(a, b, |l| here.push(r.folded(l)));
                 let other = r.between(turned(a), turned(b), |l| there.push(r.folded(l)));
                 assert_eq!((one, &here), (other, &there));
-                assert!(here.iter().all(|&l| r.folded(l) == l));
+                assert!(here.iter().all(|&(l, _)| r.folded(l).0 == l));
             }
         }
     }

@@ -15,6 +15,8 @@ pub struct Card {
     pub network: HostId,
     /// The host's name, for messages only.
     pub host_name: String,
+    /// Cores that the process may use.
+    pub cores: u32,
     /// Process id, for messages and for cross-memory attach.
     pub pid: u32,
     /// When the process started, in ticks since boot: tells it from a later process with the same number.

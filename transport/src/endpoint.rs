@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::bell::{self, Bell, BellSocket};
-use crate::host::{host_name, process_start};
+use crate::host::{cores, host_name, process_start};
 use crate::local::LocalLink;
 use crate::mapped::Mapped;
 use crate::region::SLEEP;
@@ -16,7 +16,7 @@ use crate::secure::Secret;
 use crate::shm::{self, Arena, ShmLink};
 use crate::tcp::TcpCard;
 use crate::tcp::{self, Tcp};
-use crate::{Card, Choice, Config, Error, HostId, Link, Region, Result, Window, sys};
+use crate::{Card, Choice, Config, Error, HostId, Link, Region, Result, Transport, Window, sys};
 
 /// How long a wait spins before it sleeps, when every rank of the host has a core of its own.
 const SPIN: Duration = Duration::from_micros(200);
@@ -254,6 +254,7 @@ impl Endpoint {
             host: HostId::here(config.host_id.as_deref()),
             network: HostId::network(),
             host_name: host_name(),
+            cores: cores() as u32,
             pid,
             process_start: process_start(pid).unwrap_or_default(),
             shm: shm.card.clone(),
@@ -276,8 +277,7 @@ impl Endpoint {
     }
 
     pub(crate) fn assemble(parts: Parts) -> Endpoint {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let crowded = parts.local_ranks > cores;
+        let crowded = parts.local_ranks > cores();
         let Parts { rank, ways, region, sleep, header, tcp, bell_socket, cards, config, .. } = parts;
         let link = |way: &Way| match way {
             Way::Own => None,
@@ -320,6 +320,22 @@ impl Endpoint {
     /// The link to a peer; none to itself.
     pub fn link(&self, peer: usize) -> Option<&Arc<dyn Link>> {
         self.links[peer].as_ref()
+    }
+
+    /// The names of the transports between ranks of one host and between hosts; the same on every rank.
+    pub fn transports(&self) -> [&'static str; 2] {
+        let local = self.ways.iter().any(|w| matches!(w, Way::Local(_)));
+        let inside = match self.config.transport {
+            _ if local => Transport::Local,
+            Choice::Tcp => Transport::Tcp,
+            Choice::Auto | Choice::Shm => Transport::Shm,
+        };
+        [inside, Transport::Tcp].map(Transport::name)
+    }
+
+    /// How many cores a rank may use.
+    pub fn cores(&self, rank: usize) -> usize {
+        self.cards.get(rank).map_or_else(cores, |card| card.cores as usize)
     }
 
     /// The rank as a person looks for it: "rank 3 (host a, pid 17)".

@@ -37,6 +37,11 @@ impl fmt::Debug for HostId {
     }
 }
 
+/// How many cores this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// The host's name, for messages.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()

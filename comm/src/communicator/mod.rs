@@ -25,10 +25,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use nd_transport::{Endpoint, Forked, Region};
+use nd_transport::{Abilities, Endpoint, Forked, Region};
 
 use crate::buffer::Buffer;
 use crate::choose::Chooser;
+use crate::cost::Calibration;
+use crate::cost::hosts::Machines;
 use crate::error::{Error, Result};
 use crate::exec::engine::{Call, Engine};
 use crate::number::{DataType, Element, ReduceOp};
@@ -66,6 +68,8 @@ pub struct Explanation {
     pub algorithm: &'static str,
     /// Why it was chosen, in a sentence.
     pub why: String,
+    /// What each candidate was predicted to take, µs, the fastest first; empty where nothing was compared.
+    pub predicted: Vec<(&'static str, f64)>,
     /// The names of the transports to the other ranks, each once.
     pub transports: Vec<&'static str>,
     /// For each other rank, how it is reached and why.
@@ -164,8 +168,39 @@ impl Communicator {
             transports.sort_unstable();
             transports.dedup();
             let links = links.iter().map(|l| format!("rank {}: {}", l.peer(), l.describe())).collect();
-            Ok(Explanation { algorithm: choice.algorithm.name(), why: choice.why, transports, links })
+            Ok(Explanation {
+                algorithm: choice.algorithm.name(),
+                why: choice.why,
+                predicted: choice.predicted.to_vec(),
+                transports,
+                links,
+            })
         })
+    }
+
+    /// What choices of algorithms depend on: the same on every rank.
+    pub fn machines(&self) -> Machines {
+        self.shared.worker.with_engine(|engine| engine.tuner().machines().clone())
+    }
+
+    /// Whether `peer` reads registered memory of this rank where it lies.
+    pub fn maps(&self, peer: usize) -> bool {
+        let maps = |engine: &mut Engine| {
+            engine.endpoint().link(peer).is_some_and(|l| l.abilities().contains(Abilities::MAP))
+        };
+        self.shared.worker.with_engine(maps)
+    }
+
+    /// Chooses algorithms by these costs from now on. All ranks do this with the same costs, between the same calls.
+    ///
+    /// # Errors
+    /// In a process that was forked from the one that made the communicator.
+    pub fn set_costs(&self, costs: Calibration) -> Result<()> {
+        if self.shared.forked.since() {
+            return Err(Error::Forked { rank: self.rank() });
+        }
+        self.shared.worker.with_engine(|engine| engine.set_costs(Arc::new(costs)));
+        Ok(())
     }
 
     fn arguments(&self) -> Arguments {

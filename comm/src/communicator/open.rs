@@ -1,14 +1,17 @@
 //! How a communicator comes to be: rendezvous, links, settings.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nd_transport::secure::Secret;
 use nd_transport::{Card, Endpoint, Opening};
+use serde::{Deserialize, Serialize};
 
 use super::Communicator;
-use crate::choose::Chooser;
-use crate::config::Config;
+use crate::choose::{Asked, Chooser};
+use crate::config::{Config, Rule};
+use crate::cost::{Calibration, calibration};
 use crate::error::{Error, Result};
 use crate::exec::layout;
 use crate::launch::Launch;
@@ -99,9 +102,9 @@ impl Communicator {
                 ..config.transport.clone()
             };
             let opened = Endpoint::open(&transport).map_err(failed)?;
-            let card = serde_json::to_vec(opened.card()).expect("cards are plain data");
+            let joining = Joining { card: opened.card().clone(), settings: Settings::of(config, rank) };
             opening = Some(opened);
-            Ok(card)
+            Ok(serde_json::to_vec(&joining).expect("cards are plain data"))
         };
         let Joined { cards, secret, .. } = join_with(meeting, rank, world_size, &mut card, config, deadline)?;
         let cards = cards
@@ -112,11 +115,76 @@ impl Communicator {
                     failed(nd_transport::Error::Protocol { rank: peer, what: format!("its card: {e}") })
                 })
             })
-            .collect::<Result<Vec<Card>>>()?;
+            .collect::<Result<Vec<Joining>>>()?;
+        let chooser = Chooser { costs: agreed(&cards, rank)?.or(chooser.costs), ..chooser };
+        let cards = cards.into_iter().map(|joining| joining.card).collect();
         let opening = opening.expect("whoever joined has given a card");
         let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(failed)?;
         Communicator::on(endpoint, secret, chooser, config.timeout)
     }
+}
+
+/// What a rank tells the others when it joins.
+#[derive(Serialize, Deserialize)]
+struct Joining {
+    card: Card,
+    settings: Settings,
+}
+
+/// What choices of algorithms depend on.
+#[derive(Serialize, Deserialize)]
+struct Settings {
+    algorithms: String,
+    reduction: String,
+    transport: String,
+    /// What links cost, from rank 0 alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    calibration: Option<String>,
+}
+
+impl Settings {
+    fn of(config: &Config, rank: usize) -> Settings {
+        let calibration = config.calibration.as_ref().filter(|_| rank == 0).map(|c| c.to_toml());
+        Settings {
+            algorithms: config.value("ND_ALGO"),
+            reduction: config.value("ND_REDUCTION"),
+            transport: config.value("ND_TRANSPORT"),
+            calibration,
+        }
+    }
+}
+
+/// Checks that all ranks have the settings of rank 0, and gives what that one knows of the links' costs.
+fn agreed(ranks: &[Joining], rank: usize) -> Result<Option<Arc<Calibration>>> {
+    let Some(first) = ranks.first().map(|r| &r.settings) else { return Ok(None) };
+    for (peer, Joining { card, settings }) in ranks.iter().enumerate() {
+        let all = [
+            ("ND_ALGO", &settings.algorithms, &first.algorithms),
+            ("ND_REDUCTION", &settings.reduction, &first.reduction),
+            ("ND_TRANSPORT", &settings.transport, &first.transport),
+        ];
+        if let Some((name, theirs, ours)) = all.into_iter().find(|(_, theirs, ours)| theirs != ours) {
+            let shown = |value: &str| if value.is_empty() { "nothing".to_owned() } else { format!("{value:?}") };
+            return Err(Error::Rendezvous {
+                who: format!("rank {rank}"),
+                problem: format!(
+                    "{name} is {} on rank {peer} ({}, pid {}) and {} on rank 0",
+                    shown(theirs),
+                    card.host_name,
+                    card.pid,
+                    shown(ours)
+                ),
+                remedy: "give all ranks the same settings".into(),
+            });
+        }
+    }
+    let Some(text) = &first.calibration else { return Ok(None) };
+    let invalid = |e: calibration::Invalid| Error::Rendezvous {
+        who: format!("rank {rank}"),
+        problem: format!("the calibration that rank 0 sent cannot be read: {e}"),
+        remedy: "run the same version of this program on all ranks".into(),
+    };
+    Calibration::parse(text).map(|c| Some(Arc::new(c))).map_err(invalid)
 }
 
 /// Checks the names that `ND_ALGO` gives.
@@ -138,8 +206,8 @@ fn chooser(config: &Config) -> Result<Chooser> {
     };
     let known: Vec<_> = schedule::algorithms().iter().map(|a| a.name()).collect();
     let mut asked = Vec::new();
-    for (name, algorithms) in &config.algorithms {
-        if let Some(unknown) = algorithms.iter().find(|a| !known.contains(&a.as_str()) && *a != "auto") {
+    for rule in &config.algorithms {
+        if let Some(unknown) = rule.names.iter().find(|a| !known.contains(&a.as_str()) && *a != "auto") {
             let nearest = crate::config::nearest(unknown, known.iter().copied());
             let hint = nearest.map(|n| format!("did you mean {n}? ")).unwrap_or_default();
             return Err(invalid(
@@ -148,10 +216,11 @@ fn chooser(config: &Config) -> Result<Chooser> {
                 format!("{hint}use auto or one of {}", known.join(", ")),
             ));
         }
-        let algorithms: Vec<String> = algorithms.iter().filter(|a| *a != "auto").cloned().collect();
-        if !algorithms.is_empty() {
-            asked.push((name.as_ref().map(collective).transpose()?, algorithms));
+        let names: Vec<String> = rule.names.iter().filter(|a| *a != "auto").cloned().collect();
+        if !names.is_empty() {
+            let collective = rule.collective.as_ref().map(collective).transpose()?;
+            asked.push(Asked { collective, rule: Rule { names, ..rule.clone() } });
         }
     }
-    Ok(Chooser { asked, reduction: config.reduction })
+    Ok(Chooser { asked, reduction: config.reduction, costs: config.calibration.clone() })
 }

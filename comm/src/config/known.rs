@@ -1,9 +1,12 @@
 //! The table of settings: names, NCCL's names for them, what they mean, how a text becomes a value.
 
+use std::sync::Arc;
+
 use nd_transport::{Choice, Family};
 
 use super::values::{self, Bad, bad};
 use super::{Auth, Config};
+use crate::cost::Calibration;
 use crate::rendezvous::Address;
 use crate::schedule::Reduction;
 
@@ -78,7 +81,8 @@ pub(super) const KNOWN: &[Known] = &[
         "",
         |c, v| values::algorithms(v).map(|a| c.algorithms = a),
         |c| super::show_algorithms(&c.algorithms),
-        "algorithms to choose from, for all collectives (ring,tree) or by collective (allreduce:ring,tree;allgather:ring)",
+        "algorithms to choose from, for all collectives (ring,tree), by collective and size \
+         (allreduce:ring,tree;allgather@64K-4M:ring), or all but some (^ring)",
     )
     .nccl("NCCL_ALGO", same),
     known(
@@ -90,6 +94,24 @@ pub(super) const KNOWN: &[Known] = &[
             Reduction::Fast => "fast".into(),
         },
         "reproducible: the same bits whatever the size, algorithm and transport; fast: any order",
+    ),
+    known(
+        "ND_CALIBRATION",
+        "",
+        |c, v| {
+            let text = match values::short_file(v) {
+                Ok(text) => text,
+                Err(e) => return bad(format!("cannot be read: {e}"), "name a file that this user can read"),
+            };
+            match Calibration::parse(&text) {
+                Ok(read) => c.calibration = Some(Arc::new(read)),
+                Err(e) => return bad(e.to_string(), "measure anew: nd-bench --calibrate FILE"),
+            }
+            c.calibration_file = Some(v.into());
+            Ok(())
+        },
+        |c| or_empty(&c.calibration_file, |p| p.display().to_string()),
+        "a file that nd-bench --calibrate wrote: what links cost, by which algorithms are chosen; rank 0's holds",
     ),
     known(
         "ND_AUTH",

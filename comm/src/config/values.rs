@@ -7,7 +7,7 @@ use nd_transport::{Choice, Family, PortRange};
 use sha2::{Digest, Sha256};
 use tracing::level_filters::LevelFilter;
 
-use super::{Algorithms, Auth};
+use super::{Algorithms, Auth, Rule};
 use crate::schedule::Reduction;
 
 /// A value that cannot be used: the problem and the remedy.
@@ -136,29 +136,44 @@ pub(super) fn level(text: &str) -> Result<LevelFilter, Bad> {
     }
 }
 
-/// NCCL's syntax: lists separated by `;`, each `collective:name,name` or `name,name` for all collectives. Names are
-/// lower-cased (and freed of `_` and `-` in collectives); whether they exist is for whoever knows the algorithms.
+/// NCCL's syntax: rules separated by `;`, each `collective:name,name` or `name,name` for all collectives, with `^` in
+/// front of the names for all but these. Ours besides: a range of sizes behind the collective, `allreduce@64K-4M:ring`,
+/// `@-4K:oneshot`. Names are lower-cased (and freed of `_` and `-` in collectives); whether they exist is for whoever
+/// knows the algorithms.
 pub fn algorithms(text: &str) -> Result<Algorithms, Bad> {
-    const REMEDY: &str = "write names such as ring,tree or lists such as allreduce:ring,tree;allgather:ring";
-    let mut lists = Vec::new();
+    const REMEDY: &str = "write names such as ring,tree, lists such as allreduce:ring,tree;allgather:ring, \
+                          sizes such as allreduce@64K-4M:ring, or ^ring for all others";
+    let mut rules = Vec::new();
     for part in text.split(';').map(str::trim).filter(|p| !p.is_empty()) {
-        let (collective, names) = match part.split_once(':') {
-            Some((c, names)) => {
-                (Some(c.trim().to_ascii_lowercase().replace(['_', '-'], "")).filter(|c| !c.is_empty()), names)
-            }
-            None => (None, part),
-        };
-        if part.contains(':') && collective.is_none() {
+        let (about, names) = part.split_once(':').unwrap_or(("", part));
+        let (collective, range) = about.split_once('@').map_or((about, None), |(c, range)| (c, Some(range)));
+        let collective = collective.trim().to_ascii_lowercase().replace(['_', '-'], "");
+        if part.contains(':') && collective.is_empty() && range.is_none() {
             return bad(format!("no collective before the colon in {part:?}"), REMEDY);
         }
+        let sizes = match range {
+            None => 0..=u64::MAX,
+            Some(range) => {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                let end = |text: &str, open| if text.trim().is_empty() { Ok(open) } else { size(text.trim()).map(|s| s as u64) };
+                let sizes = end(first, 0)?..=end(last, u64::MAX)?;
+                if sizes.is_empty() {
+                    return bad(format!("the first size is above the last in {part:?}"), REMEDY);
+                }
+                sizes
+            }
+        };
+        let names = names.trim();
+        let (exclude, names) = names.strip_prefix('^').map_or((false, names), |names| (true, names));
         let names: Vec<String> =
             names.split(',').map(|n| n.trim().to_ascii_lowercase()).filter(|n| !n.is_empty()).collect();
         if names.is_empty() {
             return bad(format!("no algorithm in {part:?}"), REMEDY);
         }
-        lists.push((collective, names));
+        let collective = Some(collective).filter(|c| !c.is_empty());
+        rules.push(Rule { collective, sizes, names, exclude });
     }
-    if lists.is_empty() { bad("no algorithm named", REMEDY) } else { Ok(lists) }
+    if rules.is_empty() { bad("no algorithm named", REMEDY) } else { Ok(rules) }
 }
 
 /// 64 hexadecimal digits are the secret itself; any other text is hashed: SHA-256("nd-secret-v1" ‖ 0 ‖ text).
@@ -251,16 +266,30 @@ mod tests {
 
     #[test]
     fn algorithm_lists() {
-        let names = |n: &[&str]| n.iter().map(|n| n.to_string()).collect::<Vec<_>>();
-        assert_eq!(algorithms("Ring"), Ok(vec![(None, names(&["ring"]))]));
+        let rule = |collective: &str, sizes, names: &[&str], exclude| Rule {
+            collective: Some(collective.to_owned()).filter(|c| !c.is_empty()),
+            sizes,
+            names: names.iter().map(|n| n.to_string()).collect(),
+            exclude,
+        };
+        assert_eq!(algorithms("Ring"), Ok(vec![rule("", 0..=u64::MAX, &["ring"], false)]));
         assert_eq!(
-            algorithms("AllReduce:ring,Tree; all_gather:ring"),
+            algorithms("AllReduce:ring,Tree; all_gather:^ring"),
             Ok(vec![
-                (Some("allreduce".into()), names(&["ring", "tree"])),
-                (Some("allgather".into()), names(&["ring"]))
+                rule("allreduce", 0..=u64::MAX, &["ring", "tree"], false),
+                rule("allgather", 0..=u64::MAX, &["ring"], true)
             ])
         );
-        for wrong in ["", ";", ":ring", "allreduce:", ","] {
+        assert_eq!(
+            algorithms("allreduce@64K-4M:ring; @-4K:oneshot; broadcast@1G-:tree; @8:direct"),
+            Ok(vec![
+                rule("allreduce", 65536..=4 << 20, &["ring"], false),
+                rule("", 0..=4096, &["oneshot"], false),
+                rule("broadcast", 1 << 30..=u64::MAX, &["tree"], false),
+                rule("", 8..=8, &["direct"], false),
+            ])
+        );
+        for wrong in ["", ";", ":ring", "allreduce:", ",", "^", "allreduce@4-2:ring", "@x:ring", "@1K:"] {
             assert!(algorithms(wrong).is_err(), "{wrong}");
         }
     }

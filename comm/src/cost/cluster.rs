@@ -128,7 +128,7 @@ impl Fabric for ClusterFabric {
         }
     }
 
-    fn folded(&self, resource: Resource) -> Resource {
+    fn folded(&self, resource: Resource) -> (Resource, usize) {
         self.routes.folded(resource)
     }
 }

@@ -33,7 +33,7 @@ pub struct Work<'a> {
     pub bytes: u64,
     /// Operands; one: a copy.
     pub terms: usize,
-    /// Whether the result of a copy is already where it belongs when the message has come.
+    /// The ranks whose messages are among them.
     pub messages: &'a [u32],
 }
 
@@ -59,6 +59,6 @@ pub trait Fabric {
     /// where there is no smaller one.
     fn period(&self) -> usize;
 
-    /// The resource of the first [`Fabric::period`] ranks that a rotation maps this one to.
-    fn folded(&self, resource: Resource) -> Resource;
+    /// The resource of the first [`Fabric::period`] ranks that a rotation maps this one to, and how many it maps there.
+    fn folded(&self, resource: Resource) -> (Resource, usize);
 }

@@ -8,15 +8,19 @@
 //! |---|---|
 //! | [`fabric`] | what the model has to know of the machines |
 //! | [`cluster`] | machines from a topology |
+//! | [`hosts`] | machines under a communicator |
+//! | [`calibration`] | what their links were measured to cost |
 //! | `flow` | transfers that share resources |
 //! | `program` | programs, made ready for the model |
 //! | `machine` | runs them, event by event |
 //! | `quotient` | ranks that do the same at the same time are simulated once |
 //! | [`load`] | how busy the links are, and when |
 
+pub mod calibration;
 pub mod cluster;
 pub mod fabric;
 mod flow;
+pub mod hosts;
 pub mod load;
 mod machine;
 mod program;
@@ -24,6 +28,7 @@ mod quotient;
 #[cfg(test)]
 mod tests;
 
+pub use calibration::Calibration;
 pub use fabric::Fabric;
 pub use load::{Load, Timeline};
 

@@ -101,7 +101,10 @@ impl Quotient {
     pub fn resource(&self, fabric: &dyn Fabric, resource: Resource, owner: usize) -> (Resource, f64) {
         match self {
             Quotient::Rotation { world_size, period } if world_size == period => (resource, 1.0),
-            Quotient::Rotation { .. } => (fabric.folded(resource), 1.0),
+            Quotient::Rotation { world_size, period } => {
+                let (first, count) = fabric.folded(resource);
+                (first, (world_size / period) as f64 / count as f64)
+            }
             Quotient::Classes(classes) => {
                 let (first, count) = classes.resources[&resource];
                 let owners = classes.size[classes.of_rank[owner] as usize];

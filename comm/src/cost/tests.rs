@@ -43,8 +43,8 @@ impl Fabric for Star {
         1
     }
 
-    fn folded(&self, resource: Resource) -> Resource {
-        resource / self.ranks * self.ranks
+    fn folded(&self, resource: Resource) -> (Resource, usize) {
+        (resource / self.ranks * self.ranks, self.ranks)
     }
 }
 
@@ -121,6 +121,8 @@ fn clusters() -> Vec<Cluster> {
         cluster("dgx-h100", 4, usize::MAX, NetworkKind::LeafSpine, 1.0),
         cluster("dgx-a100", 6, 2, NetworkKind::Rails, 2.0),
         cluster("dgx-1", 4, 2, NetworkKind::LeafSpine, 3.0),
+        // Ports of one leaf that are not equal meet in the spine, whose links all hosts share.
+        cluster("dgx-h100", 3, usize::MAX, NetworkKind::Rails, 4.0),
     ]
 }
 

@@ -12,7 +12,7 @@ use super::stamp::Stamp;
 
 /// From this many bytes on, a receiver that can map the sender's memory reads it there. Below, a copy through a
 /// slot is cheaper than telling the sender that its memory was read.
-const MAP_FROM: u64 = 4 << 10;
+pub const MAP_FROM: u64 = 4 << 10;
 /// From this many bytes on, cross-memory attach beats a copy through slots: a system call and page look-ups cost
 /// about a microsecond.
 const READ_FROM: u64 = 64 << 10;

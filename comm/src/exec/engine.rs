@@ -15,12 +15,14 @@ use super::plan::Plan;
 use super::report::Report;
 use super::run::{Failure, Runner, Segment};
 use super::stamp::Stamp;
-use crate::choose::{Choice, Chooser};
+use crate::choose::{Choice, Chooser, Tuner};
+use crate::cost::Calibration;
+use crate::cost::hosts::Machines;
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::number::{DataType, ReduceOp};
 use crate::schedule::{
-    Alias, Collective, Counts, Instruction, Layout, MAX_LANES, Program, Shape, Space, Span,
+    Alias, Collective, Counts, Instruction, Layout, MAX_LANES, Program, Shape, Space, Span, algorithms,
 };
 
 /// Scratch beyond this many bytes is given back after the call.
@@ -107,7 +109,7 @@ pub struct Engine {
     plans: HashMap<Key, Arc<Plan>>,
     /// The last plan that was looked up: programs repeat their calls.
     last: Option<(Key, Arc<Plan>)>,
-    chooser: Chooser,
+    tuner: Tuner,
     sequence: u32,
     failed: Option<String>,
     timeout: Duration,
@@ -136,8 +138,15 @@ impl Engine {
             let mut lanes = (0..LANES).filter_map(|lane| channel(peer, lane));
             Some([lanes.next()?, lanes.next()?, lanes.next()?])
         };
+        let layout = Arc::new(Layout::new(&endpoint.hosts()));
+        let machines = Machines {
+            layout: layout.clone(),
+            transports: endpoint.transports(),
+            cores: layout.hosts().iter().map(|ranks| endpoint.cores(ranks[0] as usize)).collect(),
+            costs: chooser.costs.clone().unwrap_or_else(|| Arc::new(Calibration::typical())),
+        };
         Engine {
-            layout: Arc::new(Layout::new(&endpoint.hosts())),
+            layout,
             channels: (0..endpoint.world_size()).map(channels).collect(),
             _inbox: inbox,
             scratch: Vec::new(),
@@ -145,7 +154,7 @@ impl Engine {
             segments: Vec::new(),
             plans: HashMap::new(),
             last: None,
-            chooser,
+            tuner: Tuner::new(chooser, machines),
             sequence: 0,
             failed: None,
             timeout,
@@ -264,10 +273,11 @@ impl Engine {
         let region = self.endpoint.region();
         let registered = memory.map(|ptr| region.offset_of(ptr, 1));
         self.sequence = self.sequence.wrapping_add(u32::from(call.collective != Collective::SendRecv));
-        Ok(Segment { plan, memory, registered, stamp: self.stamp(call) })
+        let stamp = self.stamp(call, plan.algorithm);
+        Ok(Segment { plan, memory, registered, stamp })
     }
 
-    fn stamp(&self, call: &Call) -> Stamp {
+    fn stamp(&self, call: &Call, algorithm: u8) -> Stamp {
         let (count, root, variable) = match &call.counts {
             Counts::Equal(count) => (*count, if call.collective.has_root() { call.root } else { 0 }, 0),
             // The root alone knows all counts of these.
@@ -283,6 +293,7 @@ impl Engine {
             collective: call.collective as u8 | variable,
             data_type: if call.collective == Collective::Barrier { 0 } else { call.data_type as u8 },
             op: call.op.map_or(0, ReduceOp::code),
+            algorithm,
             count,
             root,
         }
@@ -338,7 +349,7 @@ impl Engine {
         Ok(plan)
     }
 
-    fn new_plan(&self, call: &Call) -> Result<Plan> {
+    fn new_plan(&mut self, call: &Call) -> Result<Plan> {
         let (rank, shape) = (self.rank(), self.shape(call));
         let (program, algorithm) = if call.collective == Collective::SendRecv {
             let (peer, count) = (call.root, call.counts.part(0));
@@ -352,10 +363,11 @@ impl Engine {
             };
             // What a rank sends to itself is copied beforehand.
             let lane = if count > 0 && peer as usize != rank { vec![instruction] } else { Vec::new() };
-            (Program { lanes: vec![lane], ..Program::default() }, "direct")
+            (Program { lanes: vec![lane], ..Program::default() }, 0)
         } else {
             let Choice { algorithm, .. } = self.choose(call)?;
-            (algorithm.program(&shape, rank), algorithm.name())
+            let number = algorithms().iter().position(|a| a.name() == algorithm.name());
+            (algorithm.program(&shape, rank), number.map_or(0, |n| n as u8 + 1))
         };
         debug_assert!(program.lanes.len() <= MAX_LANES);
         let kernel = match call.op {
@@ -375,9 +387,21 @@ impl Engine {
         Ok(Plan::new(&program, &shape, rank, call.data_type, kernel, algorithm))
     }
 
+    /// Who chooses algorithms.
+    pub fn tuner(&self) -> &Tuner {
+        &self.tuner
+    }
+
+    /// Chooses by these costs from now on.
+    pub fn set_costs(&mut self, costs: Arc<Calibration>) {
+        self.tuner.set_costs(costs);
+        self.plans.clear();
+        self.last = None;
+    }
+
     /// Which algorithm performs a call, and why.
-    pub fn choose(&self, call: &Call) -> Result<Choice> {
-        self.chooser.choose(&self.shape(call), call.data_type).map_err(|problem| Error::Config {
+    pub fn choose(&mut self, call: &Call) -> Result<Choice> {
+        self.tuner.choose(&self.shape(call), call.data_type).map_err(|problem| Error::Config {
             setting: "ND_ALGO".into(),
             value: problem.value,
             problem: problem.problem,

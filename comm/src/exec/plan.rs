@@ -87,8 +87,9 @@ pub struct Plan {
     pub widths: [u64; 2],
     /// The loops, for collectives that reduce.
     pub kernel: Option<Kernel>,
-    /// Which algorithm made the program.
-    pub algorithm: &'static str,
+    /// The number of the algorithm that made the program, from 1, as [`crate::schedule::algorithms`] lists them; 0 for
+    /// one message.
+    pub algorithm: u8,
 }
 
 impl Plan {
@@ -99,7 +100,7 @@ impl Plan {
         rank: usize,
         data_type: DataType,
         kernel: Option<Kernel>,
-        algorithm: &'static str,
+        algorithm: u8,
     ) -> Plan {
         let widths = match kernel {
             Some(_) => [data_type.size() as u64, data_type.accumulator().size() as u64],

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::number::{DataType, ReduceOp};
-use crate::schedule::Collective;
+use crate::schedule::{Collective, algorithms};
 
 /// Identifies a call. Every message carries its call's stamp; a receiver that is in another call finds out at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -17,6 +17,8 @@ pub struct Stamp {
     pub data_type: u8,
     /// [`ReduceOp::code`]; 0 where nothing is reduced.
     pub op: u8,
+    /// The number of the algorithm, from 1, as [`algorithms`] lists them; 0 for sends and receives.
+    pub algorithm: u8,
     /// Elements: of the buffer, or of a rank's part; of all parts for a v-variant.
     pub count: u64,
     /// The root where there is one; a hash of the counts for v-variants.
@@ -33,6 +35,7 @@ impl Stamp {
             | u64::from(self.collective) << 32
             | u64::from(self.data_type) << 40
             | u64::from(self.op) << 48
+            | u64::from(self.algorithm) << 56
     }
 
     /// From its parts on the wire.
@@ -42,8 +45,22 @@ impl Stamp {
             collective: (head >> 32) as u8,
             data_type: (head >> 40) as u8,
             op: (head >> 48) as u8,
+            algorithm: (head >> 56) as u8,
             count,
             root,
+        }
+    }
+}
+
+impl Stamp {
+    /// As text; with the algorithm where that is all that differs from `other`.
+    pub fn beside(&self, other: &Stamp) -> String {
+        let algorithm = algorithms().get(usize::from(self.algorithm).wrapping_sub(1));
+        match algorithm {
+            Some(algorithm) if Stamp { algorithm: other.algorithm, ..*self } == *other => {
+                format!("{self}, to be done by {} by its settings", algorithm.name())
+            }
+            _ => self.to_string(),
         }
     }
 }
@@ -89,11 +106,17 @@ mod tests {
             collective: Collective::AllReduce as u8,
             data_type: DataType::F32 as u8,
             op: ReduceOp::Sum.code(),
+            algorithm: 1,
             count: 1024,
             root: 0,
         };
         assert_eq!(stamp.to_string(), "all_reduce(1024 × float, sum) as call 17");
         assert_eq!(Stamp::from_wire(stamp.head(), stamp.count, stamp.root), stamp);
+        let other = Stamp { algorithm: 2, ..stamp };
+        assert!(stamp.beside(&other).ends_with("as call 17, to be done by oneshot by its settings"));
+        assert!(other.beside(&stamp).contains(" by direct "));
+        let shorter = Stamp { count: 1023, ..other };
+        assert_eq!(stamp.beside(&shorter), stamp.to_string());
         let gather = Stamp { sequence: 0, collective: Collective::Gather as u8, op: 0, root: 3, ..stamp };
         assert_eq!(gather.to_string(), "gather(1024 × float, root 3)");
         assert_eq!(Stamp { collective: 99, ..gather }.to_string(), "unknown collective 99(1024 × float)");

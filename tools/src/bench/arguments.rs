@@ -101,7 +101,11 @@ pub struct Arguments {
     /// The remote shell for --hosts; takes HOST COMMAND and passes its standard input on
     #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes", requires = "hosts")]
     pub rsh: String,
-    /// Say why each size was done as it was, and how each rank is reached
+    /// First measure what links cost, a few seconds, and write it to this file (kinds of link that it knows already
+    /// and that are not there are kept); algorithms are then chosen by it, here and wherever ND_CALIBRATION names it
+    #[arg(long, value_name = "FILE")]
+    pub calibrate: Option<PathBuf>,
+    /// Say why each size was done as it was, what every candidate was predicted to take, and how each rank is reached
     #[arg(long)]
     pub explain: bool,
 }

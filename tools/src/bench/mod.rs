@@ -7,6 +7,7 @@
 //! | `remote` | ranks on other hosts |
 //! | `run` | what one rank does: every type, operation, root and size |
 //! | `measure` | one case: warm up, time, check |
+//! | `calibrate` | what links cost, for the cost model |
 //! | `call` | one call of a collective on a case's buffers |
 //! | `collective` | what a size means for each collective, bus bandwidth — *pure* |
 //! | `picture` | what buffers hold before and must hold after a call — *pure* |
@@ -16,6 +17,7 @@
 //! | `report`, `summary`, `progress` | rank 0's output: rows, what is said after them, what is told meanwhile |
 
 mod arguments;
+mod calibrate;
 mod call;
 pub(crate) mod collective;
 mod error;

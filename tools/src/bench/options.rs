@@ -57,6 +57,7 @@ pub struct Options {
     /// Where to start ranks, and the remote shell.
     pub hosts: Option<(PathBuf, String)>,
     pub plot: Option<PathBuf>,
+    pub calibrate: Option<PathBuf>,
     pub explain: bool,
 }
 
@@ -115,6 +116,7 @@ pub fn check(a: Arguments) -> Result<Options, Error> {
         threads: a.threads || a.transport == Some(Transport::Local),
         hosts: a.hosts.map(|file| (file, a.rsh)),
         plot: a.plot,
+        calibrate: a.calibrate,
         explain: a.explain,
     })
 }

@@ -69,6 +69,8 @@ pub struct Report {
     ranks: usize,
     how: String,
     devices: Vec<Device>,
+    /// What was found out about the links.
+    costs: String,
     rows: Vec<Row>,
     /// Where the rows of the collective that goes on begin.
     first: usize,
@@ -78,7 +80,13 @@ pub struct Report {
 
 impl Report {
     /// Before anything is measured, so that files that cannot be written are found out at once.
-    pub fn new(options: &Options, ranks: usize, how: &str, devices: Vec<Device>) -> Result<Report, Error> {
+    pub fn new(
+        options: &Options,
+        ranks: usize,
+        how: &str,
+        devices: Vec<Device>,
+        costs: Option<String>,
+    ) -> Result<Report, Error> {
         for (path, option) in [(&options.json, "--json"), (&options.plot, "--plot")] {
             if let Some(path) = path {
                 writable(path, option)?;
@@ -89,6 +97,7 @@ impl Report {
             ranks,
             how: how.to_owned(),
             devices,
+            costs: costs.unwrap_or_default(),
             rows: Vec::new(),
             first: 0,
             progress: Progress::new(options),
@@ -125,6 +134,7 @@ impl Report {
         if bench.name() == "broadcast" {
             text += "#\n# broadcast has one buffer: out of place, the root copies its input first\n";
         }
+        text += &std::mem::take(&mut self.costs);
         text += &table::header(o.per_iteration);
         self.print(&text)
     }

@@ -13,7 +13,7 @@ use super::picture::{Case, MARGIN};
 use super::progress::Progress;
 use super::report::{Report, Row};
 use super::sample::Sample;
-use super::{host, picture, sample};
+use super::{calibrate, host, picture, sample};
 
 /// Measures all that is asked for; the number of wrong elements, which is the same on every rank.
 pub fn rank(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Error> {
@@ -24,8 +24,16 @@ pub fn rank(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Er
     {
         return Err(super::start::no_such_root(root, comm.world_size()));
     }
+    let costs = match &options.calibrate {
+        Some(path) => {
+            let costs = calibrate::calibrate(comm, path)?;
+            comm.set_costs(costs.clone())?;
+            Some(calibrate::summary(&costs, path))
+        }
+        None => None,
+    };
     let mut report = match comm.rank() {
-        0 => Some(Report::new(options, comm.world_size(), how, devices)?),
+        0 => Some(Report::new(options, comm.world_size(), how, devices, costs)?),
         _ => None,
     };
     let mut wrong = 0;

@@ -44,14 +44,45 @@ pub fn ways(bench: Bench, rows: &[Row], explain: bool) -> String {
                 let first = rows.iter().find(|r| r.size == range.first);
                 let why = first.map_or("", |r| r.explanation.why.as_str());
                 text += &format!("#   {} {}: {why}\n", range.sizes(), range.label);
+                if let Some(row) = first.filter(|r| !r.explanation.predicted.is_empty()) {
+                    text += &format!("#     candidates at {} B: {}\n", row.size, candidates(row));
+                }
             }
         }
     }
     if explain {
+        text += &predictions(rows);
         let links = rows.first().map_or(&[][..], |r| &r.explanation.links);
         links.iter().for_each(|link| text += &format!("#   {link}\n"));
     }
     text
+}
+
+/// What was predicted beside what was measured, out of place, and how far apart they are.
+fn predictions(rows: &[Row]) -> String {
+    let of = |r: &Row| {
+        let (_, us) = r.explanation.predicted.iter().find(|(name, _)| *name == r.explanation.algorithm)?;
+        Some((r.size, *us, r.apart.time))
+    };
+    let all: Vec<_> = rows.iter().filter_map(of).filter(|(.., time)| *time > 0.0).collect();
+    if all.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("# predicted against measured, µs:\n");
+    let mut errors: Vec<f64> = Vec::new();
+    for (size, predicted, measured) in all {
+        let error = (predicted - measured) / measured;
+        errors.push(error.abs());
+        text += &format!("#   {size:>12} B {predicted:>12.2} {measured:>12.2} {:>+7.0} %\n", error * 100.0);
+    }
+    errors.sort_by(f64::total_cmp);
+    text + &format!("# median of |predicted - measured| / measured: {:.0} %\n", errors[errors.len() / 2] * 100.0)
+}
+
+/// "direct 12.3 µs, ring 20.1 µs".
+fn candidates(row: &Row) -> String {
+    let each = row.explanation.predicted.iter().map(|(name, us)| format!("{name} {us:.2} µs"));
+    each.collect::<Vec<_>>().join(", ")
 }
 
 /// A picture for each type, operation and root, each in a file of its own.

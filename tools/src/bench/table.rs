@@ -103,6 +103,7 @@ mod tests {
             explanation: nd_comm::communicator::Explanation {
                 algorithm: "oneshot",
                 why: String::new(),
+                predicted: vec![],
                 transports: vec![],
                 links: vec![],
             },

@@ -1,0 +1,186 @@
+//! The machines under a communicator: which ranks share a host, and what the links between them were measured to cost.
+
+use std::sync::Arc;
+
+use super::calibration::{Between, Calibration, LinkCost, at};
+use super::fabric::{Fabric, Resource, Route, Use, Work};
+use crate::exec::channel::MAP_FROM;
+use crate::exec::layout::{SLOT_BYTES, SLOTS};
+use crate::schedule::{Layout, Shape};
+
+/// The length of a message that is all latency.
+const SHORT: u64 = 8;
+/// Copies of own memory where only links that carry bytes were measured, bytes per µs: one core of a server.
+const COPY: f64 = 8000.0;
+
+/// What a communicator knows of the machines under it; the same on every rank.
+#[derive(Debug, Clone)]
+pub struct Machines {
+    /// Who shares a host.
+    pub layout: Arc<Layout>,
+    /// The transport between ranks of one host, and between hosts.
+    pub transports: [&'static str; 2],
+    /// Cores of each host.
+    pub cores: Vec<usize>,
+    /// What links cost.
+    pub costs: Arc<Calibration>,
+}
+
+/// The machines as one call meets them.
+#[derive(Debug)]
+pub struct HostFabric<'a> {
+    machines: &'a Machines,
+    inside: LinkCost,
+    across: LinkCost,
+    /// Bytes of input and output of one rank.
+    footprint: u64,
+    /// Ranks of each host, if that is the same everywhere.
+    per_host: Option<usize>,
+}
+
+impl<'a> HostFabric<'a> {
+    /// For a call of `shape` with elements of `width` bytes.
+    pub fn new(machines: &'a Machines, shape: &Shape, width: u64) -> HostFabric<'a> {
+        let hosts = machines.layout.hosts();
+        let crowded = hosts.iter().zip(&machines.cores).any(|(ranks, cores)| ranks.len() > *cores);
+        let cost = |transport: &str, between| {
+            // Who measured some kinds of link still needs the others.
+            let typical = || Calibration::typical().find(transport, between, crowded).cloned();
+            let known = machines.costs.find(transport, between, crowded).cloned().or_else(typical);
+            known.unwrap_or_else(|| Calibration::typical().link[0].clone())
+        };
+        let even = hosts.iter().all(|h| h.len() == hosts[0].len()) && machines.layout.order().is_sorted();
+        let same = machines.cores.iter().all(|c| *c == machines.cores[0]);
+        let largest = |of: &dyn Fn(usize) -> u64| [0, shape.root as usize].map(of).into_iter().max().unwrap_or(0);
+        HostFabric {
+            inside: cost(machines.transports[0], Between::Ranks),
+            across: cost(machines.transports[1], Between::Hosts),
+            footprint: (largest(&|r| shape.input_len(r)) + largest(&|r| shape.output_len(r))) * width,
+            per_host: (even && same).then(|| hosts[0].len()),
+            machines,
+        }
+    }
+
+    fn host(&self, rank: usize) -> usize {
+        self.machines.layout.host_of(rank)
+    }
+
+    fn cost(&self, a: usize, b: usize) -> &LinkCost {
+        if self.host(a) == self.host(b) { &self.inside } else { &self.across }
+    }
+
+    /// What occupies a rank's core, one use for the rank and one for its host: µs for each byte.
+    fn core(&self, rank: usize, us: f64) -> [Use; 2] {
+        let (ranks, host) = (self.machines.layout.world_size(), self.host(rank));
+        [(rank, us), (ranks + host, us)]
+    }
+
+    /// µs that a byte of a copy takes when all ranks copy, where the receiver does it.
+    fn copy_us(&self, link: &LinkCost) -> f64 {
+        let bytes = (self.footprint / 2).max(MAP_FROM);
+        slope(at(&link.exchange, bytes), at(&link.one_way, SHORT), bytes)
+    }
+}
+
+/// µs for each byte, at least what no memory falls below.
+fn slope(us: f64, short: f64, bytes: u64) -> f64 {
+    ((us - short) / bytes as f64).max(1e-6)
+}
+
+impl Fabric for HostFabric<'_> {
+    fn world_size(&self) -> usize {
+        self.machines.layout.world_size()
+    }
+
+    fn route(&self, from: usize, to: usize, bytes: u64, uses: &mut Vec<Use>) -> Route {
+        let link = self.cost(from, to);
+        let short = at(&link.one_way, SHORT);
+        let pull = link.pull && bytes >= MAP_FROM;
+        let flow = slope(at(&link.one_way, bytes), short, bytes.max(1));
+        if !pull {
+            // Both ends move a byte; each alone keeps up with the way, together they take what exchanges took.
+            let both = slope(at(&link.exchange, bytes), short, bytes.max(1));
+            uses.extend(self.core(from, both / 2.0));
+            uses.extend(self.core(to, both / 2.0));
+        }
+        if self.host(from) != self.host(to)
+            && let Some(gbps) = link.host_gbps
+        {
+            let first = self.world_size() + self.machines.layout.hosts().len();
+            let us = 1.0 / (gbps * 1000.0);
+            uses.extend([(first + 2 * self.host(from), us), (first + 2 * self.host(to) + 1, us)]);
+        }
+        Route {
+            rate: 1.0 / flow,
+            latency_us: (short - link.gap_us).max(0.0),
+            send_us: link.gap_us / 2.0,
+            recv_us: link.gap_us / 2.0,
+            pull,
+            window: SLOTS * SLOT_BYTES,
+            chunk: SLOT_BYTES,
+        }
+    }
+
+    fn work(&self, rank: usize, work: &Work<'_>, uses: &mut Vec<Use>) -> f64 {
+        let pulled = |&from: &u32| {
+            let link = self.cost(from as usize, rank);
+            (link.pull && work.bytes >= MAP_FROM).then_some(link)
+        };
+        let pulling = work.messages.iter().find_map(pulled);
+        let first = work.messages.first().map(|&from| self.cost(from as usize, rank));
+        let us = match (pulling, first) {
+            // A short message, or one that was pushed: copying it to where it belongs is in its way already.
+            (None, Some(_)) if work.terms == 1 => return f64::INFINITY,
+            (Some(link), _) if work.terms == 1 => self.copy_us(link),
+            (Some(link), _) => {
+                let part = (self.footprint / 3).max(MAP_FROM);
+                let two = slope(at(&link.reduce, part), at(&link.one_way, SHORT), part);
+                two + (work.terms - 2) as f64 * self.copy_us(link) / 2.0
+            }
+            (None, Some(link)) => {
+                let bytes = work.bytes.max(1);
+                let more = at(&link.reduce, bytes) - at(&link.exchange, bytes);
+                (more / bytes as f64).max(1e-6) * (work.terms - 1) as f64
+            }
+            (None, None) if self.inside.pull => self.copy_us(&self.inside),
+            (None, None) => 1.0 / COPY,
+        };
+        uses.extend(self.core(rank, us));
+        1.0 / us
+    }
+
+    fn capacity(&self, resource: Resource) -> f64 {
+        let ranks = self.world_size();
+        match resource.checked_sub(ranks).and_then(|host| self.machines.cores.get(host)) {
+            Some(cores) => *cores as f64,
+            None => 1.0,
+        }
+    }
+
+    fn name(&self, resource: Resource) -> String {
+        let (ranks, hosts) = (self.world_size(), self.machines.cores.len());
+        match resource {
+            r if r < ranks => format!("rank {r}'s core"),
+            r if r < ranks + hosts => format!("the cores of host {}", r - ranks),
+            r if (r - ranks - hosts).is_multiple_of(2) => format!("host {}'s way out", (r - ranks - hosts) / 2),
+            r => format!("host {}'s way in", (r - ranks - hosts) / 2),
+        }
+    }
+
+    fn period(&self) -> usize {
+        match self.per_host {
+            Some(_) if self.machines.cores.len() == 1 => 1,
+            Some(ranks) => ranks,
+            None => self.world_size(),
+        }
+    }
+
+    fn folded(&self, resource: Resource) -> (Resource, usize) {
+        let (ranks, hosts) = (self.world_size(), self.machines.cores.len());
+        match resource {
+            r if r < ranks => (r % self.period(), ranks / self.period()),
+            r if r < ranks + hosts => (ranks, hosts),
+            r => (ranks + hosts + (r - ranks - hosts) % 2, hosts),
+        }
+    }
+}
