@@ -23,7 +23,7 @@ const LEFT: i32 = 86;
 const RIGHT: i32 = 24;
 const ABOVE: i32 = 40;
 const BETWEEN: i32 = 30;
-const BELOW: i32 = 52;
+const BELOW: i32 = 46;
 /// Height of the ratios.
 const RATIOS: i32 = 170;
 /// Ratios beyond this, and under one over it, are drawn at the edge.

@@ -20,11 +20,11 @@ pub const FINE: i32 = 4;
 /// Pixels of a PNG for one of the SVG.
 const SCALE: f32 = 2.0;
 /// A panel's pixels.
-const WIDTH: i32 = 620;
+const WIDTH: i32 = 660;
 const HEIGHT: i32 = 600;
 /// Above the panels: title and legend.
 const ABOVE: i32 = 132;
-const BELOW: i32 = 44;
+const BELOW: i32 = 60;
 const LEFT: i32 = 24;
 
 pub const INK: RGBColor = RGBColor(0x1c, 0x24, 0x30);
@@ -109,10 +109,14 @@ pub fn svg(
             let at = (LEFT + column * WIDTH, ABOVE + row * HEIGHT);
             Panel::new(measured, limits, at, (WIDTH, HEIGHT)).draw(&root)?;
         }
-        let foot = "Medians. Below: ours / peer, with lowest and highest of all pairs; under 1 ours is faster; \
-                    the band is ±10 %, which is noise.";
-        let style = text(14, GREY).pos(Pos::new(HPos::Left, VPos::Bottom));
-        root.draw(&Text::new(foot, (LEFT * FINE, (shown.1 - 14) * FINE), style))?;
+        let lines = [
+            "Medians. Lower axes: ours / peer, with lowest and highest of all pairs; under 1 ours is faster.",
+            "The band is ±10 %, which is noise. What lies beyond an axis is drawn at its edge.",
+        ];
+        for (line, above) in lines.iter().zip([36, 14]) {
+            let style = text(14, GREY).pos(Pos::new(HPos::Left, VPos::Bottom));
+            root.draw(&Text::new(*line, (LEFT * FINE, (shown.1 - above) * FINE), style))?;
+        }
         root.present()?;
     }
     let said = |width, height| format!("width=\"{width}\" height=\"{height}\"");
@@ -135,8 +139,8 @@ fn legend(
     let peers = peers.iter().map(|p| (p.name(), Some((look(*p), false))));
     let (mut x, mut y) = (LEFT, 90);
     for (name, shown) in [ours].into_iter().chain(peers).chain([("limit of the machine", None)]) {
-        let long = 52 + name.chars().count() as i32 * 9 + 22;
-        if x + long > width - LEFT && x > LEFT {
+        let long = 48 + name.chars().count() as i32 * 8 + 30;
+        if x + long - 30 > width - LEFT && x > LEFT {
             (x, y) = (LEFT, y + 24);
         }
         let from_to = [(x * FINE, y * FINE), ((x + 40) * FINE, y * FINE)];

@@ -66,10 +66,11 @@ pub fn details(measured: &Measured, limits: &Limits, against: &Against) -> Strin
     text
 }
 
-/// Three digits, or whole.
+/// Two digits or three, or whole.
 pub fn number(value: f64) -> String {
     match value {
-        0.0..0.9995 => format!("{value:.3}"),
+        0.0..0.00995 => format!("{value:.4}"),
+        0.00995..0.9995 => format!("{value:.3}"),
         0.9995..9.995 => format!("{value:.2}"),
         9.995..99.95 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
