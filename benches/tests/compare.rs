@@ -1,4 +1,5 @@
 //! The runner with real processes: ours against itself, and peers that fail, hang, and leave processes behind.
+#![allow(clippy::unwrap_used)]
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,10 @@ fn compare(test: &str, folder: &Path, arguments: &[&str]) -> Option<Command> {
         return None;
     }
     let mut command = Command::new(program);
-    command.args(["--transport", "shm", "--ranks", "2", "--iterations", "3", "--warmup", "1"]);
+    command.args(["--ranks", "2", "--iterations", "3", "--warmup", "1"]);
+    if !arguments.contains(&"--transport") {
+        command.args(["--transport", "shm"]);
+    }
     command.arg("--out").arg(folder.join("out")).arg("--home").arg(folder.join("peers")).args(arguments);
     Some(command)
 }
@@ -59,6 +63,20 @@ fn ours_against_itself() {
     assert!(text.contains("## allreduce, shm, 2 ranks") && text.contains("### self"), "{text}");
     let png = std::fs::read(folder.path().join("out/compare.png")).unwrap();
     assert!(png.starts_with(b"\x89PNG"));
+}
+
+#[test]
+fn hosts_are_namespaces() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["--peers", "self", "--transport", "net", "--sizes", "4", "--pairs", "1"];
+    let Some(mut command) = compare("hosts_are_namespaces", folder.path(), &arguments) else { return };
+    if !Command::new("unshare").args(["--net", "true"]).output().is_ok_and(|o| o.status.success()) {
+        eprintln!("skipped hosts_are_namespaces: needs root");
+        return;
+    }
+    let (output, said) = run(&mut command);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("allreduce, 2 hosts at 1000 Mbit/s, 2 ranks"), "{said}");
 }
 
 #[test]

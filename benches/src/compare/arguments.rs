@@ -65,7 +65,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: Option<u32>,
     /// Seconds after which a program that has not ended is killed with all it started
-    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub deadline: u64,
     /// Where the peers are, as scripts/setup-compare lays them out
     #[arg(long, value_name = "FOLDER", default_value = "target/compare/peers")]

@@ -24,8 +24,15 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long launchers may take to end their ranks and clear up, after one has failed or was told to.
 const GRACE: Duration = Duration::from_secs(2);
 /// Shared memory that MPIs leave in /dev/shm when they are killed.
-const SEGMENTS: [&str; 5] =
-    ["vader_segment.", "sm_segment.", "Intel_MPI_", "shm-col-space-", "mpich_shar_tmp"];
+const SEGMENTS: [&str; 7] = [
+    "vader_segment.",
+    "sm_segment.",
+    "Intel_MPI_",
+    "shm-col-space-",
+    "mpich_shar_tmp",
+    "mpich_shm_",
+    "ucx_shm_posix_",
+];
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// What came of some processes.
@@ -156,13 +163,13 @@ struct Children {
 impl Children {
     /// The status of one that has ended since.
     fn look(&mut self) -> io::Result<Option<ExitStatus>> {
-        for index in 0..self.running.len() {
-            if let Some(status) = self.running[index].try_wait()? {
-                self.running.swap_remove(index);
-                return Ok(Some(status));
-            }
-        }
-        Ok(None)
+        let ended = |(index, child): (usize, &mut Child)| Some((index, child.try_wait().transpose()?));
+        let Some((index, status)) = self.running.iter_mut().enumerate().find_map(ended) else {
+            return Ok(None);
+        };
+        status?;
+        // It has ended: this returns at once.
+        self.running.swap_remove(index).wait().map(Some)
     }
 }
 
