@@ -28,6 +28,8 @@ const BELOW: i32 = 46;
 const RATIOS: i32 = 170;
 /// Ratios beyond this, and under one over it, are drawn at the edge.
 const WIDEST: f64 = 20.0;
+/// Between the ratios of two peers at the same size.
+const APART: i32 = 6 * FINE;
 /// At most so many sizes have a label.
 const LABELS: usize = 8;
 
@@ -72,6 +74,7 @@ impl<'a> Panel<'a> {
         let (least, most) = range(times, (1.0, 10.0));
         let (lowest, highest) = range(summaries.iter().map(|s| s.ratio), (0.5, 2.0));
         let (first, last) = range(sizes.iter().map(|s| *s as f64), (4.0, 8.0));
+        let margin = (last / first).powf(0.06).max(1.5);
         let pixels = |x: i32| x * FINE;
         let bottom = at.1 + extent.1 - BELOW;
         Panel {
@@ -79,8 +82,8 @@ impl<'a> Panel<'a> {
             bounds,
             at: (pixels(at.0), pixels(at.1)),
             sizes: Axis {
-                least: first / 1.5,
-                most: last * 1.5,
+                least: first / margin,
+                most: last * margin,
                 from: pixels(at.0 + LEFT),
                 to: pixels(at.0 + extent.0 - RIGHT),
             },
@@ -102,25 +105,30 @@ impl<'a> Panel<'a> {
     /// Draws it.
     pub fn draw(&self, root: &Area<'_>) -> Drawn {
         self.frame(root)?;
-        let limit: Vec<_> = self.bounds.iter().map(|(s, t)| (*s, *t)).collect();
-        self.line(root, &self.times, &limit, LIMIT, 3)?;
-        for against in &self.measured.against {
+        let limit: Vec<_> = self.bounds.iter().map(|(s, t)| self.point(&self.times, *s, *t)).collect();
+        root.draw(&PathElement::new(limit, LIMIT.stroke_width(3 * FINE as u32)))?;
+        let peers = self.measured.against.len() as i32;
+        for (index, against) in self.measured.against.iter().enumerate() {
             let look = look(against.peer);
             let all: Vec<_> = against.pairs.keys().filter_map(|s| Some((*s, against.summary(*s)?))).collect();
-            let times: Vec<_> = all.iter().map(|(size, s)| (*size, s.theirs)).collect();
-            self.curve(root, &self.times, &times, look, false)?;
+            let times = all.iter().map(|(size, s)| self.point(&self.times, *size, s.theirs)).collect();
+            self.curve(root, times, look, false)?;
+            // Beside each other, so that none hides another's extremes.
+            let aside = (2 * index as i32 + 1 - peers) * APART / 2;
+            let ratio = |size: u64, value| {
+                let (x, y) = self.point(&self.ratios, size, value);
+                (x + aside, y)
+            };
             for (size, s) in &all {
-                let x = self.sizes.place(*size as f64);
-                let (low, high) = (self.ratios.place(s.lowest), self.ratios.place(s.highest));
-                let thin = look.color.mix(0.45).stroke_width(FINE as u32);
-                root.draw(&PathElement::new([(x, low), (x, high)], thin))?;
+                let extremes = [ratio(*size, s.lowest), ratio(*size, s.highest)];
+                let thin = look.color.mix(0.5).stroke_width(3 * FINE as u32 / 2);
+                root.draw(&PathElement::new(extremes, thin))?;
             }
-            let ratios: Vec<_> = all.iter().map(|(size, s)| (*size, s.ratio)).collect();
-            self.curve(root, &self.ratios, &ratios, look, false)?;
+            let ratios = all.iter().map(|(size, s)| ratio(*size, s.ratio)).collect();
+            self.curve(root, ratios, look, false)?;
         }
-        let ours: Vec<_> =
-            self.measured.ours.keys().filter_map(|s| Some((*s, self.measured.ours(*s)?))).collect();
-        self.curve(root, &self.times, &ours, OURS, true)
+        let ours = self.measured.ours.keys().filter_map(|s| Some((*s, self.measured.ours(*s)?)));
+        self.curve(root, ours.map(|(size, time)| self.point(&self.times, size, time)).collect(), OURS, true)
     }
 
     /// Title, grid and labels.
@@ -172,27 +180,14 @@ impl<'a> Panel<'a> {
         Ok(())
     }
 
-    fn curve(&self, root: &Area<'_>, axis: &Axis, points: &[(u64, f64)], look: Look, strong: bool) -> Drawn {
-        self.line(root, axis, points, look.color, if strong { 4 } else { 2 })?;
-        for (size, value) in points {
-            let at = (self.sizes.place(*size as f64), axis.place(*value));
-            mark(root, look, at, if strong { 6 } else { 5 })?;
-        }
-        Ok(())
+    fn point(&self, axis: &Axis, size: u64, value: f64) -> (i32, i32) {
+        (self.sizes.place(size as f64), axis.place(value))
     }
 
-    fn line(
-        &self,
-        root: &Area<'_>,
-        axis: &Axis,
-        points: &[(u64, f64)],
-        color: RGBColor,
-        width: i32,
-    ) -> Drawn {
-        let places: Vec<_> =
-            points.iter().map(|(size, value)| (self.sizes.place(*size as f64), axis.place(*value))).collect();
-        root.draw(&PathElement::new(places, color.stroke_width((width * FINE) as u32)))?;
-        Ok(())
+    fn curve(&self, root: &Area<'_>, points: Vec<(i32, i32)>, look: Look, strong: bool) -> Drawn {
+        let (width, radius) = if strong { (4, 6) } else { (2, 5) };
+        root.draw(&PathElement::new(points.clone(), look.color.stroke_width((width * FINE) as u32)))?;
+        points.into_iter().try_for_each(|at| mark(root, look, at, radius))
     }
 }
 
