@@ -34,7 +34,8 @@ fn row(line: &str) -> Option<(u64, Row)> {
 
 /// What a peer's program says its library is.
 pub fn library(text: &str) -> Option<String> {
-    text.lines().find_map(|l| l.strip_prefix("# library ")).map(str::to_owned)
+    let name = text.lines().find_map(|l| l.strip_prefix("# library "))?;
+    Some(name.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 #[cfg(test)]
@@ -46,7 +47,7 @@ mod tests {
         let text = "# nd-bench version 0.1.0
 #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
            4             1     float     sum      -1    13.41    0.00    0.00       0     0.53    0.01    0.01       2
-# library Some MPI 1.2
+# library Some MPI   1.2
 64 16 float sum -1 1.500 0.043 0.043 1 N/A N/A N/A N/A
            0             0     float     sum      -1    13.41    0.00    0.00       0     0.53    0.01    0.01       0
 warning: 64 things happened while something else was going on in there
