@@ -1,13 +1,23 @@
-# `make bench` runs the main job, `make test` everything that must hold. Both install what they need first.
+# `make bench` runs the main job, `make test` everything that must hold, `make compare` the comparison with other
+# libraries. Each installs what it needs first.
 
 CARGO ?= cargo
 BENCH ?= allreduce
 
-.PHONY: bench test setup setup-test check unit docs
+.PHONY: bench test compare setup setup-test check unit docs
 
 bench: setup
 	$(CARGO) build --release --locked -p nd-tools
 	$(CARGO) run --release --locked --quiet -p nd-tools --bin nd-bench -- $(BENCH) -b 8 -e 128M -f 4
+
+# Narrowed by PEERS=impi,openmpi4 COLL=allreduce TRANSPORT=shm RANKS=2 SIZES=4,1K,16M PAIRS=7, and by
+# COMPARE="--deadline 20 ..." (see `compare --help`).
+compare: setup
+	@scripts/setup-compare $(PEERS)
+	$(CARGO) build --release --locked -p nd-tools -p nd-benches
+	@$(CARGO) run --release --locked --quiet -p nd-benches --bin compare -- \
+	  $(if $(PEERS),--peers $(PEERS)) $(if $(COLL),--coll $(COLL)) $(if $(TRANSPORT),--transport $(TRANSPORT)) \
+	  $(if $(RANKS),--ranks $(RANKS)) $(if $(SIZES),--sizes $(SIZES)) $(if $(PAIRS),--pairs $(PAIRS)) $(COMPARE)
 
 test: setup-test check docs unit
 

@@ -1,1 +1,12 @@
 //! Side-by-side benchmarks: nd against what a user would pick instead, in the same run on the same machine.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`compare`] | `make compare`: nd-bench in turn with Open MPI, MPICH, Intel MPI, oneCCL and Gloo |
+//! | [`limits`] | what the machine itself can do: copies, sums, cache lines, loopback TCP |
+//!
+//! The other side of the comparison, programs written against those libraries, lies in `benches/peers/`;
+//! `benches/benches/kernels.rs` measures the reduction loops. This crate may use everything; nothing uses it.
+
+pub mod compare;
+pub mod limits;
