@@ -40,8 +40,8 @@ pub(super) struct Rail<'a> {
     pub(super) out: &'a dyn Fn(Range<usize>) -> Span,
     /// The own block: the result of a reduce-scatter, what an all-gather starts from.
     pub(super) own: Span,
-    /// The canonical order over the hosts.
-    pub(super) fold: &'a Fold,
+    /// The canonical order over the hosts; long where they are many.
+    pub(super) fold: &'a dyn Fn() -> Fold,
 }
 
 impl Rail<'_> {
@@ -118,7 +118,7 @@ impl Across {
                     true => Term::Own((rail.value)(one(host))),
                     false => from((rail.rank)(host)),
                 };
-                lane.reduce(rail.own, (0..rail.hosts).map(term).collect(), rail.fold.clone(), true);
+                lane.reduce(rail.own, (0..rail.hosts).map(term).collect(), (rail.fold)(), true);
             }
         }
     }

@@ -9,6 +9,7 @@ use super::super::{Counts, Program, Space, Span, Term};
 use super::across::{Across, Rail};
 use super::columns::{Place, span};
 use super::pipeline::{self, Piece};
+use super::reduce::canonical;
 use crate::fold::Fold;
 
 /// Everybody's parts, cut into cells (the share of each column in its owner's part), these into pieces.
@@ -62,7 +63,7 @@ pub(super) fn reduce_scatter(place: &Place<'_>, across: Across) -> Program {
     let cells = Cells::new(place, across);
     let (hosts, locals, own) = (place.hosts.len(), place.locals, place.own());
     let inner = Fold::balanced(locals.len());
-    let fold = Fold::canonical(&vec![1; hosts]);
+    let fold = canonical(hosts);
     // Where the sums of each host's cells lie in a slot of the scratch; the first pieces are the longest.
     let mut starts = vec![0];
     for cell in 0..hosts * own.len() {
@@ -121,7 +122,6 @@ pub(super) fn reduce_scatter(place: &Place<'_>, across: Across) -> Program {
 pub(super) fn all_gather(place: &Place<'_>, across: Across) -> Program {
     let cells = Cells::new(place, across);
     let (hosts, own) = (place.hosts.len(), place.own());
-    let fold = Fold::identity();
     let phase = across.phase(hosts);
     pipeline::run(place, cells.pieces, phase + 1, 1, |lane, stage, piece| {
         let output = |host, column| span(Space::Output, cells.piece(host, column, piece.number));
@@ -146,7 +146,7 @@ pub(super) fn all_gather(place: &Place<'_>, across: Across) -> Program {
                 work: &out,
                 out: &out,
                 own: cells.own(Space::Input, column, piece),
-                fold: &fold,
+                fold: &Fold::identity,
             };
             across.all_gather(lane, stage, &rail);
         }

@@ -1,5 +1,6 @@
 //! All-reduce and reduce: reduce-scatter inside the hosts, along the rails, and back.
 
+use std::cell::OnceCell;
 use std::ops::Range;
 
 use super::super::buffers::split_start;
@@ -80,8 +81,10 @@ fn blocks(whole: Span, hosts: usize) -> impl Fn(Range<usize>) -> Span {
     }
 }
 
-fn canonical(hosts: usize) -> Fold {
-    Fold::canonical(&vec![1; hosts])
+/// The canonical order over the hosts, made when it is first needed: only some ways across need it.
+pub(super) fn canonical(hosts: usize) -> impl Fn() -> Fold {
+    let fold = OnceCell::new();
+    move || fold.get_or_init(|| Fold::canonical(&vec![1; hosts])).clone()
 }
 
 fn all_reduce_buffer<'a>(place: &'a Place<'a>, across: Across) -> Buffer<'a> {

@@ -3,6 +3,7 @@
 mod broken;
 mod cyclic;
 mod faults;
+mod hierarchy;
 mod sizes;
 
 use std::sync::Arc;
