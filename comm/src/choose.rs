@@ -266,11 +266,12 @@ fn bytes(shape: &Shape, data_type: DataType) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::hosts::Cores;
     use crate::schedule::Layout;
 
     fn tuner(hosts: &[usize], chooser: Chooser) -> Tuner {
         let layout = Arc::new(Layout::new(hosts));
-        let cores = vec![2; layout.hosts().len()];
+        let cores = Cores::of(&layout, |rank| (layout.host_of(rank), 2));
         let costs = Arc::new(Calibration::typical());
         Tuner::new(chooser, Machines { layout, transports: ["shm", "tcp"], cores, costs })
     }

@@ -75,13 +75,20 @@ fn check<T: Float>(kind: &Kind, n: usize) {
     }
 }
 
+/// Hosts of different sizes, their ranks interleaved.
+fn uneven() -> [Vec<usize>; 3] {
+    [vec![0, 1, 1, 0, 2, 1], vec![1, 0, 1, 1, 0, 1, 0, 1], vec![0, 1, 2, 3, 1, 3, 0, 2, 2]]
+}
+
 fn every_kind<T: Float>() {
     for n in [1, 2, 3, 5, 8] {
         for kind in Kind::all(n) {
             check::<T>(&kind, n);
         }
     }
-    check::<T>(&Kind::Hosts(vec![0, 1, 1, 0, 2, 1]), 6);
+    for hosts in uneven() {
+        check::<T>(&Kind::Hosts(hosts.clone()), hosts.len());
+    }
 }
 
 #[test]
@@ -108,4 +115,38 @@ fn f16_sums() {
 fn fp8_sums() {
     every_kind::<F8E4M3>();
     every_kind::<F8E5M2>();
+}
+
+/// What each rank holds of a reduction to one root and of a reduce-scatter is what an all-reduce gives.
+#[test]
+fn parts_and_roots_get_the_same_bits() {
+    for hosts in uneven() {
+        let (n, kind) = (hosts.len(), Kind::Hosts(hosts.clone()));
+        let len = n * 7001;
+        let inputs: Vec<Vec<bf16>> = (0..n).map(|r| values(len, r, 3)).collect();
+        let sums: Vec<u64> = (0..len).map(|i| expected(&hosts, &inputs, i).bits()).collect();
+        let world_of = |name: &str| {
+            world(&kind, n, &Chooser { asked: vec![Asked::by_name(&[name])], ..Chooser::default() })
+        };
+        for name in reproducible(&hosts, Collective::Reduce) {
+            for root in [0, n - 1] {
+                let results = each(&world_of(name), |comm| {
+                    let mut sum = vec![bf16::ZERO; len];
+                    comm.reduce(&inputs[comm.rank()], &mut sum, ReduceOp::Sum, root).expect("a reduction");
+                    sum
+                });
+                let found: Vec<u64> = results[root].iter().map(|x| x.bits()).collect();
+                assert!(found == sums, "{name} {hosts:?} root {root}");
+            }
+        }
+        for name in reproducible(&hosts, Collective::ReduceScatter) {
+            let parts = each(&world_of(name), |comm| {
+                let mut part = vec![bf16::ZERO; len / n];
+                comm.reduce_scatter(&inputs[comm.rank()], &mut part, ReduceOp::Sum).expect("a reduction");
+                part
+            });
+            let found: Vec<u64> = parts.concat().iter().map(|x| x.bits()).collect();
+            assert!(found == sums, "{name} {hosts:?}");
+        }
+    }
 }

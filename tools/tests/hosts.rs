@@ -139,3 +139,43 @@ fn a_file_of_hosts_and_a_remote_shell() {
     let out = nd_bench("allgather");
     assert!(!out.status.success() && text(&out.stderr).contains("nowhere"), "{}", text(&out.stderr));
 }
+
+/// Bytes that each host sends for one call, measured at its interface: of many calls less those of a few, so that
+/// starting and leaving do not count.
+fn sent_per_call(hosts: &Hosts, ranks: usize, collective: &str, algorithm: &str, size: &str) -> Vec<f64> {
+    let sent = |calls: &str| -> Vec<f64> {
+        let count = || (0..hosts.count()).map(|h| hosts.carried(h, 0).expect("counters").sent as f64);
+        let before: Vec<_> = count().collect();
+        let program = [BENCH, collective, "-b", size, "-e", size, "-n", calls, "-w", "0", "-c", "0"];
+        all_right(&run(hosts, ranks, &hosts.v4(0), &[("ND_ALGO", algorithm)], &program));
+        count().zip(before).map(|(after, before)| after - before).collect()
+    };
+    let (few, many) = (sent("2"), sent("12"));
+    // Ten more calls out of place, ten in place.
+    many.iter().zip(few).map(|(many, few)| (many - few) / 20.0).collect()
+}
+
+#[test]
+fn hierarchies_put_the_fewest_bytes_on_the_wire() {
+    let Some(hosts) = Hosts::new("hierarchies_put_the_fewest_bytes_on_the_wire", 3) else { return };
+    let size = f64::from(3 << 20);
+    for (collective, algorithm, expected) in [
+        ("allreduce", "hierarchical", [4.0 / 3.0; 3]),
+        ("allreduce", "hierarchical-ring", [4.0 / 3.0; 3]),
+        ("reducescatter", "hierarchical", [2.0 / 3.0; 3]),
+        ("allgather", "hierarchical", [2.0 / 3.0; 3]),
+        ("broadcast", "hierarchical", [1.0, 1.0, 0.0]),
+        ("alltoall", "hierarchical", [4.0 / 3.0; 3]), // each of two ranks sends two thirds of its buffer
+    ] {
+        let sent = sent_per_call(&hosts, 2, collective, algorithm, "3M");
+        for (host, (sent, expected)) in sent.iter().zip(expected).enumerate() {
+            // Beyond the payload: 96 bytes for each 32 KiB (0.3 %), 66 for each packet that the kernel sends, which
+            // holds 1448 bytes to 64 KiB, and acknowledgements of what came in. Each goes once for both directions.
+            let (least, most) = (expected * size, expected * size * 1.06 + 0.01 * size);
+            assert!(
+                least <= *sent && *sent <= most,
+                "{collective} {algorithm} host {host}: {sent} of {least}"
+            );
+        }
+    }
+}

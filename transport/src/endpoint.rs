@@ -18,7 +18,7 @@ use crate::tcp::TcpCard;
 use crate::tcp::{self, Tcp};
 use crate::{Card, Choice, Config, Error, HostId, Link, Region, Result, Transport, Window, sys};
 
-/// How long a wait spins before it sleeps, when every rank of the host has a core of its own.
+/// How long a wait spins before it sleeps, when every rank of the machine has a core of its own.
 const SPIN: Duration = Duration::from_micros(200);
 /// How much of that it spins without letting others run: within this time an answer comes from a rank that is
 /// running, on a core of its own.
@@ -29,6 +29,8 @@ const SPIN_CROWDED: Duration = Duration::from_micros(5);
 const TICK: Duration = Duration::from_millis(100);
 /// Polls between two looks at the clock.
 const POLLS: u32 = 64;
+/// The same where a poll makes system calls, which cost more than the look.
+const SOCKET_POLLS: u32 = 4;
 
 /// What a look at a condition found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +67,7 @@ pub struct Endpoint {
     crowded: bool,
     delays: bool,
     spin: Duration,
+    polls: u32,
     config: Config,
 }
 
@@ -87,7 +90,8 @@ pub(crate) struct Parts {
     pub tcp: Option<Tcp>,
     pub bell_socket: Option<BellSocket>,
     pub cards: Vec<Card>,
-    pub local_ranks: usize,
+    /// Ranks that share this machine's cores, this one among them.
+    pub core_ranks: usize,
     pub config: Config,
 }
 
@@ -108,7 +112,7 @@ impl Opening {
     ) -> Result<Endpoint> {
         let Opening { config, card, shm, tcp } = self;
         let same_host = |r: usize| cards[r].host == card.host;
-        let local_ranks = (0..cards.len()).filter(|&r| same_host(r)).count();
+        let core_ranks = cards.iter().filter(|other| other.network.same_kernel(&card.network)).count();
         if let (Choice::Shm, Some(far)) = (config.transport, (0..cards.len()).find(|&r| !same_host(r))) {
             let (there, here) = (&cards[far], &card);
             let why = format!(
@@ -156,7 +160,7 @@ impl Opening {
             tcp,
             bell_socket,
             cards,
-            local_ranks,
+            core_ranks,
             config,
         }))
     }
@@ -227,7 +231,7 @@ impl Deriving {
         };
         let here = |r: &usize| match &full[..] {
             [] => true,
-            full => full[*r].host == full[rank].host,
+            full => full[*r].network.same_kernel(&full[rank].network),
         };
         Ok(Endpoint::assemble(Parts {
             rank,
@@ -237,7 +241,7 @@ impl Deriving {
             header: Some(header),
             tcp,
             bell_socket,
-            local_ranks: (0..members.len()).filter(here).count(),
+            core_ranks: (0..members.len()).filter(here).count(),
             cards: full,
             config: parent.config.clone(),
         }))
@@ -277,7 +281,7 @@ impl Endpoint {
     }
 
     pub(crate) fn assemble(parts: Parts) -> Endpoint {
-        let crowded = parts.local_ranks > cores();
+        let crowded = parts.core_ranks > cores();
         let Parts { rank, ways, region, sleep, header, tcp, bell_socket, cards, config, .. } = parts;
         let link = |way: &Way| match way {
             Way::Own => None,
@@ -288,6 +292,7 @@ impl Endpoint {
         Endpoint {
             rank,
             links: ways.iter().map(link).collect(),
+            polls: if tcp.is_some() { SOCKET_POLLS } else { POLLS },
             delays: ways.iter().any(|w| matches!(w, Way::Local(l) if l.abilities().is_empty())),
             ways,
             region,
@@ -333,6 +338,12 @@ impl Endpoint {
         [inside, Transport::Tcp].map(Transport::name)
     }
 
+    /// A number that ranks share if and only if they share the cores of one machine, in whatever containers.
+    pub fn machine(&self, rank: usize) -> usize {
+        let Some(card) = self.cards.get(rank) else { return 0 };
+        self.cards.iter().position(|c| c.network.same_kernel(&card.network)).unwrap_or(rank)
+    }
+
     /// How many cores a rank may use.
     pub fn cores(&self, rank: usize) -> usize {
         self.cards.get(rank).map_or_else(cores, |card| card.cores as usize)
@@ -356,7 +367,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether ranks of this host outnumber its cores.
+    /// Whether the ranks that share this machine's cores, in whatever containers, outnumber them.
     pub fn crowded(&self) -> bool {
         self.crowded
     }
@@ -416,7 +427,7 @@ impl Endpoint {
                 Step::Idle if moved => (idle, since) = (0, None),
                 Step::Idle => idle += 1,
             }
-            if idle % POLLS != 0 || idle == 0 {
+            if idle % self.polls != 0 || idle == 0 {
                 spin_loop();
                 continue;
             }

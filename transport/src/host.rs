@@ -25,6 +25,12 @@ impl HostId {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| host_name());
         HostId(format!("{}/net:{}", boot.trim(), namespace("net")))
     }
+
+    /// Whether two network namespaces are of one running kernel, whose cores all their processes share.
+    pub fn same_kernel(&self, other: &HostId) -> bool {
+        let boot = |id: &HostId| id.0.split("/net:").next().map(str::to_owned);
+        boot(self) == boot(other)
+    }
 }
 
 fn namespace(name: &str) -> u64 {
@@ -57,4 +63,16 @@ pub(crate) fn process_start(pid: u32) -> Option<u64> {
         return None;
     }
     fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces_of_one_boot_share_their_cores() {
+        let id = |text: &str| HostId(text.into());
+        assert!(HostId::network().same_kernel(&HostId::network()));
+        assert!(id("a/net:1").same_kernel(&id("a/net:2")) && !id("a/net:1").same_kernel(&id("b/net:1")));
+    }
 }

@@ -20,10 +20,52 @@ pub struct Machines {
     pub layout: Arc<Layout>,
     /// The transport between ranks of one host, and between hosts.
     pub transports: [&'static str; 2],
-    /// Cores of each host.
-    pub cores: Vec<usize>,
+    /// The cores under the ranks.
+    pub cores: Cores,
     /// What links cost.
     pub costs: Arc<Calibration>,
+}
+
+/// Which ranks share how many cores: hosts may be containers of one machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cores {
+    /// The machine that each host is on, numbered from 0.
+    of_host: Vec<usize>,
+    /// Cores of each machine.
+    cores: Vec<usize>,
+    crowded: bool,
+}
+
+impl Cores {
+    /// From any number for the machine of each rank, and the cores that the rank may use there.
+    pub fn of(layout: &Layout, of_rank: impl Fn(usize) -> (usize, usize)) -> Cores {
+        let (mut numbers, mut this) = (Vec::new(), Cores { of_host: vec![], cores: vec![], crowded: false });
+        let mut ranks = Vec::new();
+        for host in layout.hosts() {
+            let (machine, cores) = of_rank(host[0] as usize);
+            let at = numbers.iter().position(|m| *m == machine).unwrap_or_else(|| {
+                numbers.push(machine);
+                this.cores.push(cores.max(1));
+                ranks.push(0);
+                numbers.len() - 1
+            });
+            this.of_host.push(at);
+            ranks[at] += host.len();
+        }
+        this.crowded = ranks.iter().zip(&this.cores).any(|(ranks, cores)| ranks > cores);
+        this
+    }
+
+    /// Whether there are more ranks than cores on a machine.
+    pub fn crowded(&self) -> bool {
+        self.crowded
+    }
+
+    /// Whether all hosts share their cores with none or all others, and have the same number.
+    fn even(&self) -> bool {
+        let machines = self.cores.len();
+        (machines == 1 || machines == self.of_host.len()) && self.cores.iter().all(|c| *c == self.cores[0])
+    }
 }
 
 /// The machines as one call meets them.
@@ -42,7 +84,7 @@ impl<'a> HostFabric<'a> {
     /// For a call of `shape` with elements of `width` bytes.
     pub fn new(machines: &'a Machines, shape: &Shape, width: u64) -> HostFabric<'a> {
         let hosts = machines.layout.hosts();
-        let crowded = hosts.iter().zip(&machines.cores).any(|(ranks, cores)| ranks.len() > *cores);
+        let crowded = machines.cores.crowded();
         let cost = |transport: &str, between| {
             // Who measured some kinds of link still needs the others.
             let typical = || Calibration::typical().find(transport, between, crowded).cloned();
@@ -50,13 +92,12 @@ impl<'a> HostFabric<'a> {
             known.unwrap_or_else(|| Calibration::typical().link[0].clone())
         };
         let even = hosts.iter().all(|h| h.len() == hosts[0].len()) && machines.layout.order().is_sorted();
-        let same = machines.cores.iter().all(|c| *c == machines.cores[0]);
         let largest = |of: &dyn Fn(usize) -> u64| [0, shape.root as usize].map(of).into_iter().max().unwrap_or(0);
         HostFabric {
             inside: cost(machines.transports[0], Between::Ranks),
             across: cost(machines.transports[1], Between::Hosts),
             footprint: (largest(&|r| shape.input_len(r)) + largest(&|r| shape.output_len(r))) * width,
-            per_host: (even && same).then(|| hosts[0].len()),
+            per_host: (even && machines.cores.even()).then(|| hosts[0].len()),
             machines,
         }
     }
@@ -69,10 +110,15 @@ impl<'a> HostFabric<'a> {
         if self.host(a) == self.host(b) { &self.inside } else { &self.across }
     }
 
-    /// What occupies a rank's core, one use for the rank and one for its host: µs for each byte.
+    /// What occupies a core, one use for the rank and one for its machine: µs for each byte.
     fn core(&self, rank: usize, us: f64) -> [Use; 2] {
-        let (ranks, host) = (self.machines.layout.world_size(), self.host(rank));
-        [(rank, us), (ranks + host, us)]
+        let machine = self.machines.cores.of_host[self.host(rank)];
+        [(rank, us), (self.world_size() + machine, us)]
+    }
+
+    /// Where the hosts' ways out and in are numbered from.
+    fn ways(&self) -> usize {
+        self.world_size() + self.machines.cores.cores.len()
     }
 
     /// µs that a byte of a copy takes when all ranks copy, where the receiver does it.
@@ -106,9 +152,8 @@ impl Fabric for HostFabric<'_> {
         if self.host(from) != self.host(to)
             && let Some(gbps) = link.host_gbps
         {
-            let first = self.world_size() + self.machines.layout.hosts().len();
             let us = 1.0 / (gbps * 1000.0);
-            uses.extend([(first + 2 * self.host(from), us), (first + 2 * self.host(to) + 1, us)]);
+            uses.extend([(self.ways() + 2 * self.host(from), us), (self.ways() + 2 * self.host(to) + 1, us)]);
         }
         Route {
             rate: 1.0 / flow,
@@ -151,36 +196,52 @@ impl Fabric for HostFabric<'_> {
 
     fn capacity(&self, resource: Resource) -> f64 {
         let ranks = self.world_size();
-        match resource.checked_sub(ranks).and_then(|host| self.machines.cores.get(host)) {
+        match resource.checked_sub(ranks).and_then(|machine| self.machines.cores.cores.get(machine)) {
             Some(cores) => *cores as f64,
             None => 1.0,
         }
     }
 
     fn name(&self, resource: Resource) -> String {
-        let (ranks, hosts) = (self.world_size(), self.machines.cores.len());
+        let (ranks, ways) = (self.world_size(), self.ways());
         match resource {
             r if r < ranks => format!("rank {r}'s core"),
-            r if r < ranks + hosts => format!("the cores of host {}", r - ranks),
-            r if (r - ranks - hosts).is_multiple_of(2) => format!("host {}'s way out", (r - ranks - hosts) / 2),
-            r => format!("host {}'s way in", (r - ranks - hosts) / 2),
+            r if r < ways => format!("the cores of machine {}", r - ranks),
+            r if (r - ways).is_multiple_of(2) => format!("host {}'s way out", (r - ways) / 2),
+            r => format!("host {}'s way in", (r - ways) / 2),
         }
     }
 
     fn period(&self) -> usize {
         match self.per_host {
-            Some(_) if self.machines.cores.len() == 1 => 1,
+            Some(_) if self.machines.layout.hosts().len() == 1 => 1,
             Some(ranks) => ranks,
             None => self.world_size(),
         }
     }
 
     fn folded(&self, resource: Resource) -> (Resource, usize) {
-        let (ranks, hosts) = (self.world_size(), self.machines.cores.len());
+        let (ranks, ways) = (self.world_size(), self.ways());
         match resource {
             r if r < ranks => (r % self.period(), ranks / self.period()),
-            r if r < ranks + hosts => (ranks, hosts),
-            r => (ranks + hosts + (r - ranks - hosts) % 2, hosts),
+            r if r < ways => (ranks, ways - ranks),
+            r => (ways + (r - ways) % 2, self.machines.layout.hosts().len()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_of_one_machine_share_its_cores() {
+        let layout = Layout::new(&[0, 0, 1, 2]);
+        let apart = Cores::of(&layout, |rank| (rank, 2));
+        assert!(!apart.crowded() && apart.even() && apart.cores.len() == 3);
+        let together = Cores::of(&layout, |_| (7, 2));
+        assert!(together.crowded() && together.even());
+        assert_eq!((together.of_host, together.cores), (vec![0; 3], vec![2]));
+        assert!(!Cores::of(&layout, |rank| (rank / 3, 2)).even());
     }
 }

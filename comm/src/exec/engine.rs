@@ -17,7 +17,7 @@ use super::run::{Failure, Runner, Segment};
 use super::stamp::Stamp;
 use crate::choose::{Choice, Chooser, Tuner};
 use crate::cost::Calibration;
-use crate::cost::hosts::Machines;
+use crate::cost::hosts::{Cores, Machines};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::number::{DataType, ReduceOp};
@@ -142,7 +142,7 @@ impl Engine {
         let machines = Machines {
             layout: layout.clone(),
             transports: endpoint.transports(),
-            cores: layout.hosts().iter().map(|ranks| endpoint.cores(ranks[0] as usize)).collect(),
+            cores: Cores::of(&layout, |rank| (endpoint.machine(rank), endpoint.cores(rank))),
             costs: chooser.costs.clone().unwrap_or_else(|| Arc::new(Calibration::typical())),
         };
         Engine {

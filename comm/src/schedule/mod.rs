@@ -46,6 +46,7 @@ pub use layout::Layout;
 pub use verify::{Fault, Report, verify};
 
 use crate::fold::Fold;
+use hierarchical::Across;
 
 /// The collective operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -328,7 +329,11 @@ pub fn algorithms() -> &'static [&'static dyn Algorithm] {
     &[
         &direct::OneShot,
         &direct::Direct,
-        &hierarchical::Hierarchical,
+        &hierarchical::Hierarchical(Across::Direct),
+        &hierarchical::Hierarchical(Across::Halving),
+        &hierarchical::Hierarchical(Across::Doubling),
+        &hierarchical::Hierarchical(Across::Tree),
+        &hierarchical::Hierarchical(Across::Ring),
         &doubling::Doubling,
         &halving::Halving,
         &tree::Tree,

@@ -128,11 +128,10 @@ fn kind(comm: &Communicator, between: Between) -> Result<Option<LinkCost>> {
         let rate = |&(bytes, us): &(u64, f64)| of_host * bytes as f64 / (us - exchange[0].1).max(1e-3) / 1000.0;
         exchange.iter().filter(|p| p.0 >= 64 << 10).map(rate).fold(1e-3, f64::max)
     });
-    let crowded = hosts.iter().zip(&machines.cores).any(|(ranks, cores)| ranks.len() > *cores);
     let link = LinkCost {
         transport: transport.to_owned(),
         between,
-        crowded,
+        crowded: machines.cores.crowded(),
         pull: told(comm, rank, f64::from(u8::from(pull)))? > 0.0,
         gap_us,
         one_way,

@@ -59,7 +59,7 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
             tcp: None,
             bell_socket: None,
             cards: Vec::new(),
-            local_ranks: n,
+            core_ranks: n,
             config: config.clone(),
         })
     };

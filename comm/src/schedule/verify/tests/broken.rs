@@ -11,7 +11,8 @@ fn victims() -> Vec<(String, Vec<Shape>, Vec<Program>, bool)> {
         for collective in COLLECTIVES {
             for call in [vec![0, 0, 0, 1, 1, 2], vec![0; 4]] {
                 let mut call = Call::new(call, 150);
-                (call.root, call.piece) = (1, 60);
+                // Two or three pieces.
+                (call.root, call.piece) = (1, if collective == Collective::AllToAll { 600 } else { 60 });
                 for call in [call.clone(), call.in_place()] {
                     let shapes = call.shapes(collective);
                     if !algorithm.supports(&shapes[0]) {

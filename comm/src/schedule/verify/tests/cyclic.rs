@@ -33,8 +33,6 @@ fn compare(hosts: usize, each: usize, count: u64, piece: u64, in_place: bool) ->
     let mut call = Call::new((0..n).map(|r| r / each).collect(), count);
     call.piece = piece;
     call.in_place = vec![in_place; n];
-    // Where all parts are equally long, lengths are the same too.
-    let exact = count.is_multiple_of((64 * n) as u64);
     let mut compared = 0;
     for algorithm in algorithms() {
         for collective in COLLECTIVES {
@@ -42,12 +40,15 @@ fn compare(hosts: usize, each: usize, count: u64, piece: u64, in_place: bool) ->
             if !algorithm.supports(&shapes[0]) || !algorithm.cyclic(&shapes[0]) {
                 continue;
             }
+            // Where all parts are equally long, lengths are the same too; unless parts are cut further.
+            let exact =
+                count.is_multiple_of((64 * n) as u64) && !algorithm.name().starts_with("hierarchical");
             for rank in 0..n {
                 let next = (rank + each) % n;
                 let turn = |peer: u32| (peer + each as u32) % n as u32;
                 let turned = outlines(&algorithm.program(&shapes[rank], rank), exact, turn);
                 let found = outlines(&algorithm.program(&shapes[next], next), exact, |peer| peer);
-                assert_eq!(turned, found, "{} {collective:?} {call:?} rank {rank}", algorithm.name());
+                assert!(turned == found, "{} {collective:?} {call:?} rank {rank}", algorithm.name());
                 compared += 1;
             }
         }
@@ -78,6 +79,9 @@ fn the_cyclic_ones_say_so() {
         ("direct", &[AllReduce, ReduceScatter, AllGather, AllToAll, Barrier][..]),
         ("oneshot", &[AllReduce]),
         ("ring", &[AllReduce, ReduceScatter, AllGather]),
+        ("hierarchical", &[AllReduce, ReduceScatter, AllGather, AllToAll]),
+        ("hierarchical-ring", &[AllReduce, ReduceScatter, AllGather]),
+        ("hierarchical-halving", &[]),
         // Its messages are cut where parts wrap around the end of a buffer, at another place on each rank.
         ("bruck", &[]),
     ] {

@@ -3,6 +3,7 @@
 mod broken;
 mod cyclic;
 mod faults;
+mod hierarchy;
 mod sizes;
 
 use std::sync::Arc;
@@ -183,10 +184,14 @@ fn programs_stay_small() {
 #[test]
 fn each_algorithm_performs_what_it_is_for() {
     use Collective::*;
-    let table: [(&str, &[Collective], bool); 9] = [
+    let table: [(&str, &[Collective], bool); 13] = [
         ("oneshot", &[AllReduce], true),
         ("direct", &COLLECTIVES, true),
-        ("hierarchical", &[AllReduce, ReduceScatter, AllGather], true),
+        ("hierarchical", &[AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, AllToAll], true),
+        ("hierarchical-halving", &[AllReduce], true),
+        ("hierarchical-doubling", &[AllReduce], true),
+        ("hierarchical-tree", &[Broadcast], true),
+        ("hierarchical-ring", &[AllReduce, ReduceScatter, AllGather], false),
         ("doubling", &[AllReduce, AllGather], true),
         ("halving", &[AllReduce], true),
         ("tree", &[Broadcast, Reduce], true),
