@@ -102,7 +102,27 @@ pub fn estimate(
         true => Quotient::none(shape.world_size()),
         false => Quotient::of(fabric, algorithm, shape, options.limit),
     };
-    let mut compiler = Compiler::new(fabric, &quotient, shape, data_type);
+    match simulate(algorithm, shape, data_type, fabric, options, &quotient)? {
+        Some(estimate) => Ok(estimate),
+        // With more pieces the programs were not what they were with few.
+        None => {
+            let all = Quotient::none(shape.world_size());
+            let estimate = simulate(algorithm, shape, data_type, fabric, options, &all)?;
+            estimate.ok_or(Unpredictable::Stuck)
+        }
+    }
+}
+
+/// Nothing where the programs do not fit the quotient.
+fn simulate(
+    algorithm: &dyn Algorithm,
+    shape: &Shape,
+    data_type: DataType,
+    fabric: &dyn Fabric,
+    options: Options,
+    quotient: &Quotient,
+) -> Result<Option<Estimate>, Unpredictable> {
+    let mut compiler = Compiler::new(fabric, quotient, shape, data_type);
     let mut code: Vec<Vec<Lane>> = Vec::new();
     let mut instructions = 0;
     let representatives = quotient.representatives();
@@ -112,24 +132,28 @@ pub fn estimate(
         if instructions > options.limit {
             return Err(Unpredictable::TooLong { instructions, limit: options.limit });
         }
-        code.push(compiler.lanes(&program, rank));
+        match compiler.lanes(&program, rank) {
+            Some(lanes) => code.push(lanes),
+            None => return Ok(None),
+        }
     }
     let (channels, flows) = (compiler.channels(), std::mem::take(&mut compiler.flows));
     let run = |flows, watch: &mut dyn FnMut(f64, &mut flow::Flows)| {
         let mut machine = Machine::new(flows, &compiler.paths, &compiler.works, &code, channels);
-        let us = machine.run(watch).ok_or(Unpredictable::Stuck)?;
-        Ok((us, machine.flows))
+        machine.run(watch).map(|us| (us, machine.flows))
     };
     let again = (options.steps > 0).then(|| flows.clone());
-    let (us, mut flows) = run(flows, &mut |_, _| {})?;
+    let Some((us, mut flows)) = run(flows, &mut |_, _| {}) else {
+        return if quotient.is_none() { Err(Unpredictable::Stuck) } else { Ok(None) };
+    };
     let timeline = match again {
         Some(flows) => {
             let mut recorder = load::Recorder::new(&compiler.named, fabric, us, options.steps);
-            run(flows, &mut |until, flows| recorder.record(until, flows))?;
+            run(flows, &mut |until, flows| recorder.record(until, flows));
             Some(recorder.finish())
         }
         None => None,
     };
     let loads = load::loads(&mut flows, &compiler.named, fabric, us);
-    Ok(Estimate { us, loads, ranks: representatives.len(), instructions, timeline })
+    Ok(Some(Estimate { us, loads, ranks: representatives.len(), instructions, timeline }))
 }

@@ -101,8 +101,8 @@ impl<'a> Compiler<'a> {
         self.channels.len()
     }
 
-    /// The lanes of `rank`, a representative.
-    pub fn lanes(&mut self, program: &Program, rank: usize) -> Vec<Lane> {
+    /// The lanes of `rank`, a representative; nothing if they do not fit the quotient.
+    pub fn lanes(&mut self, program: &Program, rank: usize) -> Option<Vec<Lane>> {
         let waits = hazards(program, self.shape, rank);
         let mut lanes = Vec::with_capacity(program.lanes.len());
         for (l, (code, waits)) in program.lanes.iter().zip(waits).enumerate() {
@@ -111,17 +111,17 @@ impl<'a> Compiler<'a> {
             for (instruction, waits) in code.iter().zip(waits) {
                 let first = lane.messages.len() as u32;
                 for wait in waits {
-                    lane.messages.push((self.outgoing(rank, wait.to, wait.lane), wait.message));
+                    lane.messages.push((self.outgoing(rank, wait.to, wait.lane)?, wait.message));
                 }
                 let middle = lane.messages.len() as u32;
                 let (kind, bytes) = match instruction {
                     Instruction::Send { to, src } => {
                         let bytes = self.bytes(*src);
                         let path = self.path(rank as u32, *to, bytes);
-                        (Kind::Send(self.outgoing(rank, *to, l), path), bytes)
+                        (Kind::Send(self.outgoing(rank, *to, l)?, path), bytes)
                     }
                     Instruction::Recv { from, dst } => {
-                        lane.messages.push(self.incoming(rank, *from, l, &mut received));
+                        lane.messages.push(self.incoming(rank, *from, l, &mut received)?);
                         (self.work(rank, self.bytes(*dst), 1, &[*from]), self.bytes(*dst))
                     }
                     Instruction::Copy { dst, .. } => {
@@ -131,7 +131,7 @@ impl<'a> Compiler<'a> {
                         let mut peers = Vec::new();
                         for term in terms {
                             if let Term::From { rank: from, .. } = term {
-                                lane.messages.push(self.incoming(rank, *from, l, &mut received));
+                                lane.messages.push(self.incoming(rank, *from, l, &mut received)?);
                                 peers.push(*from);
                             }
                         }
@@ -143,7 +143,7 @@ impl<'a> Compiler<'a> {
             }
             lanes.push(lane);
         }
-        lanes
+        Some(lanes)
     }
 
     fn bytes(&self, span: Span) -> u64 {
@@ -155,8 +155,8 @@ impl<'a> Compiler<'a> {
         *self.channels.entry(key).or_insert(next)
     }
 
-    fn outgoing(&mut self, rank: usize, to: u32, lane: usize) -> ChannelId {
-        self.channel(self.quotient.channel(rank, to as usize, lane))
+    fn outgoing(&mut self, rank: usize, to: u32, lane: usize) -> Option<ChannelId> {
+        Some(self.channel(self.quotient.channel(rank, to as usize, lane)?))
     }
 
     fn incoming(
@@ -165,11 +165,11 @@ impl<'a> Compiler<'a> {
         from: u32,
         lane: usize,
         received: &mut HashMap<u32, u64>,
-    ) -> (ChannelId, u64) {
-        let channel = self.channel(self.quotient.channel(from as usize, rank, lane));
+    ) -> Option<(ChannelId, u64)> {
+        let channel = self.channel(self.quotient.channel(from as usize, rank, lane)?);
         let nth = received.entry(from).or_default();
         *nth += 1;
-        (channel, *nth - 1)
+        Some((channel, *nth - 1))
     }
 
     /// What `owner` uses, as the flows number it: a class of resources is one.

@@ -13,7 +13,7 @@
 //!   100,000 messages each.
 //! * *Refinement* (Paige and Tarjan 1987, by rounds): all ranks begin in one class and are told apart by what they
 //!   do, with whom and over what, until nothing is told apart any more. It looks at the program of every rank, made
-//!   in one piece: the pieces of a message repeat the same pattern.
+//!   with few pieces: more of them repeat the same pattern.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,6 +23,9 @@ use crate::schedule::{Algorithm, Instruction, Shape, Term, hazards};
 
 /// Fewer ranks than this are simulated one by one where they cannot be rotated.
 const MANY: usize = 16;
+/// Pieces of what one rank of a host handles, where programs are looked at: enough for both lanes, and for each kind
+/// of step between the first and the last.
+const PIECES: u64 = 4;
 
 /// Which ranks stand for which.
 #[derive(Debug)]
@@ -51,6 +54,11 @@ impl Quotient {
     /// Every rank for itself.
     pub fn none(world_size: usize) -> Quotient {
         Quotient::Rotation { world_size, period: world_size }
+    }
+
+    /// Whether every rank is for itself.
+    pub fn is_none(&self) -> bool {
+        matches!(self, Quotient::Rotation { world_size, period } if world_size == period)
     }
 
     /// The smallest that is found, with no more than `limit` instructions looked at.
@@ -82,16 +90,16 @@ impl Quotient {
     }
 
     /// A number that the messages of one lane from a rank to another share with those that they stand for. One of the
-    /// two ranks is a representative.
-    pub fn channel(&self, from: usize, to: usize, lane: usize) -> u64 {
+    /// two ranks is a representative. Nothing where refinement has seen no such message.
+    pub fn channel(&self, from: usize, to: usize, lane: usize) -> Option<u64> {
         match self {
             Quotient::Rotation { world_size, period } => {
                 let distance = (to + world_size - from) % world_size;
-                ((from % period) as u64 * *world_size as u64 + distance as u64) * 2 + lane as u64
+                Some(((from % period) as u64 * *world_size as u64 + distance as u64) * 2 + lane as u64)
             }
             Quotient::Classes(classes) => {
-                let port = classes.ports[&(from as u32, to as u32, lane as u8)];
-                u64::from(classes.of_rank[from]) << 32 | u64::from(port) << 1 | lane as u64
+                let port = *classes.ports.get(&(from as u32, to as u32, lane as u8))?;
+                Some(u64::from(classes.of_rank[from]) << 32 | u64::from(port) << 1 | lane as u64)
             }
         }
     }
@@ -146,8 +154,11 @@ fn hash(value: &impl Hash) -> u64 {
 impl Refinement {
     /// Everything that ranks are told apart by; nothing if that is too much.
     fn new(fabric: &dyn Fabric, algorithm: &dyn Algorithm, shape: &Shape, limit: usize) -> Option<Refinement> {
-        let shape = Shape { piece: u64::MAX, ..shape.clone() };
         let world_size = shape.world_size();
+        let longest = [0, shape.root as usize].map(|r| shape.input_len(r).max(shape.output_len(r)));
+        let most_on_a_host = shape.layout.hosts().iter().map(Vec::len).max().unwrap_or(1) as u64;
+        let piece = longest[0].max(longest[1]) / (PIECES * most_on_a_host);
+        let shape = Shape { piece: piece.max(shape.piece), ..shape.clone() };
         let mut this = Refinement {
             edges: Vec::new(),
             crossed: Vec::new(),

@@ -49,7 +49,7 @@ impl Fabric for Star {
 }
 
 fn shape(collective: Collective, count: u64, layout: Arc<Layout>) -> Shape {
-    Shape { collective, counts: Counts::Equal(count), root: 0, alias: Alias::None, layout, piece: 64 << 10 }
+    Shape { collective, counts: Counts::Equal(count), root: 0, alias: Alias::None, layout, piece: 48 << 10 }
 }
 
 fn predict(name: &str, shape: &Shape, fabric: &dyn Fabric, options: Options) -> Result<Estimate, Unpredictable> {
@@ -134,7 +134,8 @@ fn what_stands_for_many_takes_as_long_as_all_of_them() {
         let fabric = ClusterFabric::new(cluster);
         let n = fabric.world_size() as u64;
         for collective in [AllReduce, ReduceScatter, AllGather, Broadcast, Reduce, AllToAll, Barrier] {
-            for count in [64 * n, 4096 * n, 64 * 1600 * n] {
+            for count in [64 * 12 * n, (48 << 10) * n, (96 << 10) * n] {
+                // All parts and pieces can be cut among hosts and ranks into equal ones of whole cache lines.
                 let count = if collective == AllReduce { count } else { count / n };
                 let shape = shape(collective, count, fabric.layout());
                 for algorithm in algorithms().iter().filter(|a| a.supports(&shape)) {
