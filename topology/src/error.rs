@@ -32,6 +32,14 @@ pub enum Error {
         /// The names that exist.
         known: String,
     },
+    /// A name that several things carry.
+    #[error("`{name}` may be any of {candidates}; name one of them")]
+    Ambiguous {
+        /// The name that was asked for.
+        name: String,
+        /// What it may stand for.
+        candidates: String,
+    },
     /// A mesh that does not fit the ranks there are.
     #[error("{0}")]
     Mesh(String),

@@ -24,6 +24,9 @@ struct PathRow<'a> {
     from: &'a str,
     to: &'a str,
     class: &'static str,
+    /// NVLinks or xGMI links that the path is wide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    links: Option<u32>,
     gbps: f64,
     us: f64,
     hops: usize,
@@ -48,6 +51,7 @@ pub fn write(system: &System, graph: &Graph, paths: &Paths) -> String {
                 from: &graph.nodes[a].name,
                 to: &graph.nodes[b].name,
                 class: paths.class_for_people(graph, a, b).word(),
+                links: paths.nvlinks(graph, a, b),
                 gbps: path.bandwidth,
                 us: path.latency,
                 hops: path.links.len(),

@@ -184,6 +184,7 @@ impl Reader<'_> {
             sm: self.number(e, "sm")?.unwrap_or(0) as i32,
             rank: self.number(e, "rank")?.map(|r| r as i32),
             gdr: self.number(e, "gdr")?.map(|g| g != 0),
+            peer_access: None,
             gcn: e.get("gcn").map(str::to_owned),
             nvlinks,
             c2c,

@@ -142,6 +142,9 @@ pub struct Gpu {
     /// NICs can reach its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gdr: Option<bool>,
+    /// Other GPUs can reach its memory over PCIe; absent where the source does not say, which counts as yes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_access: Option<bool>,
     /// AMD's gfx target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gcn: Option<String>,

@@ -170,11 +170,46 @@ impl Ledger {
         }
     }
 
+    /// Links of the hop between two ends; none where its class is not allowed.
+    pub fn links(&self, hops: &Hops, from: usize, to: usize) -> Option<i64> {
+        let h = &hops.hops[hops.number(from, to) as usize];
+        self.allows(h).then_some(i64::from(h.tolls.1 - h.tolls.0))
+    }
+
+    /// How many channels can leave an end toward any of others, looking at the first link of each hop alone.
+    pub fn most_leaving(&self, hops: &Hops, from: usize, to: std::ops::Range<usize>) -> usize {
+        let mut first: Vec<(u32, i64)> = Vec::new();
+        for h in to.filter(|&t| t != from).map(|t| &hops.hops[hops.number(from, t) as usize]) {
+            let Some(toll) = hops.tolls[h.tolls.0 as usize..h.tolls.1 as usize].first() else { continue };
+            if !self.allows(h) {
+                continue;
+            }
+            let price = self.prices[usize::from(!h.inside)][0][usize::from(toll.rule)].0;
+            match first.iter_mut().find(|(link, _)| *link == toll.link) {
+                Some((_, least)) => *least = price.min(*least),
+                None => first.push((toll.link, price)),
+            }
+        }
+        let most = first.into_iter().map(|(link, price)| times(self.full[link as usize], price));
+        most.fold(0, usize::saturating_add)
+    }
+
+    /// How many channels all ports together can carry.
+    pub fn most_through_ports(&self) -> usize {
+        let widest = |wire: &Vec<usize>| wire.iter().map(|&p| self.full_ports[p]).max().unwrap_or(0);
+        let wires = self.wires.iter().enumerate().filter(|(p, wire)| wire.first() == Some(p)).map(|(_, w)| w);
+        wires.fold(0, |sum: usize, w| sum.saturating_add(times(widest(w), self.port_price)))
+    }
+
+    fn allows(&self, h: &Hop) -> bool {
+        let limit = self.limits[usize::from(!h.inside)];
+        h.class <= limit && h.class != PathClass::Dis && !(self.both_ways && h.back > limit)
+    }
+
     /// Takes a hop if its class is allowed and every link of it has enough left; else nothing is changed.
     pub fn take(&mut self, hops: &Hops, hop: u32, half: bool) -> Option<Taken> {
         let h = &hops.hops[hop as usize];
-        let limit = self.limits[usize::from(!h.inside)];
-        if h.class > limit || h.class == PathClass::Dis || (self.both_ways && h.back > limit) {
+        if !self.allows(h) {
             return None;
         }
         let prices = &self.prices[usize::from(!h.inside)][usize::from(half)];
@@ -229,6 +264,11 @@ fn refund(left: &mut [i64], prices: &[(i64, i64); RULES], t: &Toll) {
     if t.back != NONE {
         left[t.back as usize] += back;
     }
+}
+
+/// How often a price can be paid.
+fn times(amount: i64, price: i64) -> usize {
+    if price > 0 { (amount / price).max(0) as usize } else { usize::MAX }
 }
 
 /// GB/s in thousandths.

@@ -13,12 +13,14 @@
 //! | `wishes` | what may be asked for, and the order of giving way |
 //! | `passes` | the passes over the wishes, and their bounds |
 //! | `packer` | one attempt: channels laid leg by leg |
+//! | `ceiling` | bounds on what an attempt can find |
 //! | `itinerary` | the legs of each shape |
 //! | `order` | which GPU comes first |
 //! | `ledger` | what is left of links and ports |
 //!
 //! Source of the rules: NCCL 2.27 to 2.30 as documented and as its graph files show.
 
+mod ceiling;
 mod host;
 mod itinerary;
 mod ledger;

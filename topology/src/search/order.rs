@@ -11,7 +11,11 @@ use super::Pattern;
 use super::host::Host;
 use super::itinerary::Aim;
 use super::ledger::Ledger;
-use crate::graph::{LinkId, LinkKind};
+use crate::graph::{LinkId, LinkKind, MAX_NODES};
+
+/// Bits that the number of a GPU, or a rank among GPUs, takes.
+const GPU_BITS: u32 = 11;
+const _: () = assert!(MAX_NODES <= 1 << GPU_BITS);
 
 /// How a peer looks from a GPU.
 #[derive(Clone, Copy)]
@@ -46,8 +50,8 @@ pub(super) struct Orders {
     /// For each GPU its PCIe link upward, and the way back.
     pci: Vec<Option<(LinkId, LinkId)>>,
     switched: bool,
-    /// Keys of the GPUs being sorted.
-    keys: Vec<(u64, u16)>,
+    /// Keys of the GPUs being sorted; the lowest bits are the GPU.
+    keys: Vec<u64>,
 }
 
 impl Orders {
@@ -149,12 +153,13 @@ impl Orders {
             let peer = self.peers[g * self.gpus + usize::from(p)];
             let door = self.doors[port * self.gpus + usize::from(p)];
             alike &= *likeness.get_or_insert(peer.likeness) == peer.likeness;
-            let pci = ledger.pci_left(self.pci[usize::from(p)]).clamp(-1, 0xfffe) + 1;
-            let fields = [door.rank, 0xffff - pci as u16, door.hops, peer.rank];
-            self.keys.push((fields.into_iter().fold(0, |key, f| key << 16 | u64::from(f)), p));
+            let pci = 0xffff - (ledger.pci_left(self.pci[usize::from(p)]).clamp(-1, 0xfffe) + 1) as u64;
+            let fields = [(GPU_BITS, u64::from(door.rank)), (16, pci), (8, u64::from(door.hops.min(0xff)))];
+            let fields = fields.into_iter().chain([(GPU_BITS, u64::from(peer.rank)), (GPU_BITS, u64::from(p))]);
+            self.keys.push(fields.fold(0, |key, (bits, field): (u32, u64)| key << bits | field));
         }
         self.keys.sort_unstable();
-        let keys = self.keys.iter().map(|k| k.1);
+        let keys = self.keys.iter().map(|k| (k & ((1 << GPU_BITS) - 1)) as u16);
         match aim == Aim::PortLater && alike {
             true => keys.rev().for_each(next),
             false => keys.for_each(next),

@@ -7,6 +7,7 @@
 //! is one leg taken; the attempt ends when its steps are used up, or when nothing better can be found.
 
 use super::Pattern;
+use super::ceiling::is_hopeless;
 use super::host::Host;
 use super::itinerary::{Exit, Leg, itinerary};
 use super::ledger::{Hops, Ledger, Taken};
@@ -145,8 +146,11 @@ impl<'a, 'g> Packer<'a, 'g> {
         all: u64,
     ) -> Outcome {
         self.wish = *wish;
-        self.legs = itinerary(wish.pattern, self.host.gpus.len(), !self.host.nets.is_empty());
         self.ledger.reset(wish);
+        if is_hopeless(self.host, &self.hops, &self.ledger, wish, best) {
+            return Outcome { left: Some(budget), steps: 0 };
+        }
+        self.legs = itinerary(wish.pattern, self.host.gpus.len(), !self.host.nets.is_empty());
         self.wheels.clear();
         self.choices.clear();
         self.passed.fill(false);
