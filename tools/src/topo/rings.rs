@@ -28,7 +28,7 @@ pub(super) struct SearchArgs {
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=64))]
     max_channels: u32,
     /// What to print
-    #[arg(long, value_enum, default_value_t = Format::Table)]
+    #[arg(long, value_enum, default_value_t = Format::Table, conflicts_with = "json")]
     format: Format,
     /// Write JSON instead
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]

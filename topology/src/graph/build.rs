@@ -279,11 +279,13 @@ impl Builder<'_> {
 
     fn overrides(&mut self) -> Result<()> {
         for o in &self.system.overrides {
-            let (a, b) = (self.g.node(&o.from)?, self.g.node(&o.to)?);
-            for value in [o.gbps, o.us].into_iter().flatten() {
-                if !(value > 0.0 && value.is_finite()) {
+            let here = |e: Error| Error::invalid(format!("measured link {} – {}: {e}", o.from, o.to));
+            let (a, b) = (self.g.node(&o.from).map_err(here)?, self.g.node(&o.to).map_err(here)?);
+            let limits = [("gbps", o.gbps, constants::MAX_GBPS), ("us", o.us, constants::MAX_US)];
+            for (what, value, most) in limits {
+                if let Some(value) = value.filter(|v| !(*v > 0.0 && *v <= most)) {
                     return Err(Error::invalid(format!(
-                        "measured link {} – {}: {value} is no speed or latency; both are positive",
+                        "measured link {} – {}: {what} is {value:?}; it is above 0 and at most {most}",
                         o.from, o.to
                     )));
                 }
