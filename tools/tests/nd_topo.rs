@@ -182,11 +182,15 @@ fn the_matrix_says_how_many_links() {
         let text = good(&["show", "--from", machine]);
         let row = text.lines().find(|l| l.starts_with("GPU0 ") && l.contains(" X ")).unwrap();
         assert!(row.split_whitespace().any(|w| w == cell), "{machine}: {row}");
-        let json: serde_json::Value = serde_json::from_str(&good(&["show", "--from", machine, "--json"])).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(&good(&["show", "--from", machine, "--json"])).unwrap();
         let paths = json["paths"].as_array().unwrap();
         let path = |to: &str| paths.iter().find(|p| p["from"] == "GPU0" && p["to"] == to).unwrap();
         assert_eq!(path("GPU3")["class"], "NVL");
-        assert_eq!(path("GPU3")["links"].as_u64().unwrap().to_string(), cell.trim_start_matches(char::is_alphabetic));
+        assert_eq!(
+            path("GPU3")["links"].as_u64().unwrap().to_string(),
+            cell.trim_start_matches(char::is_alphabetic)
+        );
     }
     let legend = good(&["show", "--from", "dgx-a100"]);
     assert!(legend.contains("NV# so many NVLinks · ") && !legend.contains("XGMI"), "{legend}");
@@ -220,8 +224,11 @@ fn two_devices_of_one_name_can_both_be_named() {
 fn guesses_are_called_guesses() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("smi.txt");
-    std::fs::write(&path, "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\t0-19\t0\nGPU1\tSYS\t X \t20-39\t1\n")
-        .unwrap();
+    std::fs::write(
+        &path,
+        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\t0-19\t0\nGPU1\tSYS\t X \t20-39\t1\n",
+    )
+    .unwrap();
     let text = good(&["show", "--from", path.to_str().unwrap()]);
     assert!(text.contains("which is NCCL's guess for a processor that is not known"), "{text}");
     assert!(good(&["show", "--from", "dgx-1"]).contains("by NCCL's table for this processor"));
@@ -235,16 +242,24 @@ fn errors_name_the_file_and_the_entry() {
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     };
-    let links = file("links.toml", "[[link]]\nfrom='GPU0'\nto='NVSW'\nus=1.0\n[[link]]\nfrom='GPU0'\nto='NVSW'\ngbps=1e300\n");
+    let links = file(
+        "links.toml",
+        "[[link]]\nfrom='GPU0'\nto='NVSW'\nus=1.0\n[[link]]\nfrom='GPU0'\nto='NVSW'\ngbps=1e300\n",
+    );
     let e = bad(&["show", "--from", "dgx-h100", "--measured", &links]);
     assert!(e.contains("links.toml") && e.contains("[[link]] number 2 (GPU0 – NVSW): gbps is 1e300"), "{e}");
     let links = file("none.toml", "[[link]]\nfrom='GPU0'\nto='GPU99'\nus=1.0\n");
     let e = bad(&["show", "--from", "dgx-h100", "--measured", &links]);
     assert!(e.contains("none.toml: measured link GPU0 – GPU99: no device called `GPU99`"), "{e}");
     file("bad.json", "[]");
-    let cluster = file("c.toml", "[[hosts]]\nmachine='dgx-1'\nname='a'\n[[hosts]]\nfile='bad.json'\nname='b'\n");
+    let cluster =
+        file("c.toml", "[[hosts]]\nmachine='dgx-1'\nname='a'\n[[hosts]]\nfile='bad.json'\nname='b'\n");
     let e = bad(&["place", "--cluster", &cluster, "--mesh", "tp=8"]);
-    assert!(e.contains("c.toml: [[hosts]] number 2 (`b`): ") && e.contains("bad.json: this looks like a JSON list"), "{e}");
+    assert!(
+        e.contains("c.toml: [[hosts]] number 2 (`b`): ")
+            && e.contains("bad.json: this looks like a JSON list"),
+        "{e}"
+    );
     let e = bad(&["show", "--from", &cluster]);
     assert!(e.contains("c.toml: this looks like a cluster in TOML"), "{e}");
     let machine = file("m.toml", &good(&["machines", "dgx-1"]));
@@ -262,7 +277,10 @@ fn what_cannot_be_honoured_is_refused() {
     assert!(!out.status.success());
     assert!(String::from_utf8_lossy(&out.stderr).contains("--format"), "{out:?}");
     let e = bad(&["env", "secert"]);
-    assert!(e.contains("no setting has `secert`") && e.contains("near it are") && e.contains("SECRET"), "{e}");
+    assert!(
+        e.contains("no setting has `secert`") && e.contains("near it are") && e.contains("SECRET"),
+        "{e}"
+    );
     assert!(bad(&["env", "qqqqqq"]).contains("lists them all"));
 }
 

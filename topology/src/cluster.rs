@@ -542,7 +542,10 @@ mod tests {
         assert!(missing.contains("[[leaf]] number 1"), "{missing}");
         assert!(error(&RAILS.replace("kind='rails'", "kind='rails'\nus=1e308")).contains("1e308"));
         let machine = error(crate::library::description("dgx-1").unwrap());
-        assert!(machine.contains("looks like one machine in TOML") && machine.contains("--from"), "{machine}");
+        assert!(
+            machine.contains("looks like one machine in TOML") && machine.contains("--from"),
+            "{machine}"
+        );
     }
 
     #[test]

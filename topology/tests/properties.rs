@@ -216,7 +216,7 @@ fn the_library_keeps_the_same_promises() {
     }
 }
 
-/// What NCCL is known to choose on these machines (reference §2.5: 12 × 30 on Hopper with NVSwitch).
+/// What NCCL is known to choose on these machines (12 × 30 on Hopper with NVSwitch).
 #[test]
 fn known_rings() {
     let ring = |name: &str| {

@@ -56,8 +56,7 @@ fn overlay(a: &ShowArgs, m: &Machine) -> Result<Option<Overlay>> {
         let Some(channel) = ring.channels.first() else {
             return Err(Error::Invalid("there is no GPU, so no ring to draw".into()));
         };
-        let node = |dev: &i32| m.graph.node(&format!("GPU{dev}"));
-        let walk = channel.gpus.iter().map(node).collect::<Result<Vec<NodeId>>>()?;
+        let walk: Vec<NodeId> = channel.gpus.iter().filter_map(|&dev| m.graph.numbered_gpu(dev)).collect();
         let title = format!("ring 1 of {}, {} GB/s each", ring.channels.len(), gbps(ring.speed_intra));
         return Ok(Some(Overlay { title, walks: vec![walk], closed: true }));
     }
@@ -157,7 +156,8 @@ fn describe(m: &Machine, d: usize, dev: &Device) -> String {
                 (None, sm) => format!(" sm {}.{}", sm / 10, sm % 10),
             };
             let product = dev.product.as_deref().unwrap_or(if gpu.assumed { "GPU?" } else { "GPU" });
-            format!("GPU{}  {product}{sm}  {}", gpu.dev, dev.bus)
+            let name = node.map_or(format!("GPU{}", gpu.dev), |n| m.graph.nodes[n].name.clone());
+            format!("{name}  {product}{sm}  {}", dev.bus)
         }
         (None, 1) => format!("{}  PCIe bridge", dev.bus),
         (None, 2..) => format!("{}  PCIe switch", dev.bus),
@@ -244,7 +244,8 @@ fn cores(map: &str) -> Option<String> {
     let mut list = Vec::new();
     let words: Vec<&str> = map.split(',').collect();
     for (i, word) in words.iter().rev().enumerate() {
-        let bits = u32::from_str_radix(word.trim(), 16).ok()?;
+        // hwloc leaves words of zeros empty.
+        let bits = if word.is_empty() { 0 } else { u32::from_str_radix(word.trim(), 16).ok()? };
         list.extend((0..32).filter(|b| bits >> b & 1 == 1).map(|b| i as u32 * 32 + b));
     }
     let mut ranges: Vec<(u32, u32)> = Vec::new();
@@ -292,9 +293,7 @@ fn matrix(m: &Machine, out: &mut String) {
     head.extend(&names);
     let mut t = Table::new(&head);
     for (&a, name) in ends.iter().zip(&names) {
-        let cells = ends.iter().map(|&b| {
-            if a == b { "X".to_owned() } else { cell(m, a, b) }
-        });
+        let cells = ends.iter().map(|&b| if a == b { "X".to_owned() } else { cell(m, a, b) });
         t.row(std::iter::once((*name).to_owned()).chain(cells));
     }
     out.push_str(&t.render());
@@ -354,6 +353,7 @@ mod tests {
     fn maps_of_cores() {
         assert_eq!(cores("3").as_deref(), Some("2 cores (0-1)"));
         assert_eq!(cores("00000001,80000001").as_deref(), Some("3 cores (0,31-32)"));
+        assert_eq!(cores("1,,0").as_deref(), Some("1 core (64)"));
         assert_eq!(cores("0"), None);
         assert_eq!(cores("x"), None);
     }

@@ -112,10 +112,14 @@ impl TomlKind {
             TomlKind::Cluster => {
                 (&["hosts"], "a cluster in TOML ([[hosts]])", "give it to `nd-topo place --cluster`")
             }
-            TomlKind::Measured => (&["link"], "a file of measured links ([[link]])", "give it with --measured"),
-            TomlKind::Model => {
-                (&["layers", "hidden", "heads"], "a model's shape in TOML", "give it to `nd-topo place --model`")
+            TomlKind::Measured => {
+                (&["link"], "a file of measured links ([[link]])", "give it with --measured")
             }
+            TomlKind::Model => (
+                &["layers", "hidden", "heads"],
+                "a model's shape in TOML",
+                "give it to `nd-topo place --model`",
+            ),
         }
     }
 }

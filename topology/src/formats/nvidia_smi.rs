@@ -225,7 +225,9 @@ impl Matrix {
         let mut differ = Vec::new();
         for (i, row) in self.rows.iter().enumerate() {
             for (j, other) in self.rows[..i].iter().enumerate() {
-                let (Cell::Pcie(near), Some(a), Some(b)) = (row.cells[j], nodes[i], nodes[j]) else { continue };
+                let (Cell::Pcie(near), Some(a), Some(b)) = (row.cells[j], nodes[i], nodes[j]) else {
+                    continue;
+                };
                 let built = paths.class_for_people(&graph, a, b).word();
                 if built != near.word() {
                     differ.push(format!("{} to {} ({}, here {built})", other.name, row.name, near.word()));
@@ -236,7 +238,9 @@ impl Matrix {
             let n = differ.len();
             system.finding(
                 "nvidia-smi",
-                format!("no PCIe tree gives all the words of the matrix; {n} pairs differ, the first is {first}"),
+                format!(
+                    "no PCIe tree gives all the words of the matrix; {n} pairs differ, the first is {first}"
+                ),
             );
         }
         Ok(())
@@ -492,7 +496,8 @@ NIC Legend:
     fn words_that_no_tree_gives_are_a_finding() {
         let text = "GPU0 GPU1 GPU2\nGPU0 X PIX SYS\nGPU1 PIX X PIX\nGPU2 SYS PIX X\n";
         let system = read(text).unwrap();
-        let found = system.findings.iter().any(|f| f.message.contains("the first is GPU0 to GPU2 (SYS, here PIX)"));
+        let found =
+            system.findings.iter().any(|f| f.message.contains("the first is GPU0 to GPU2 (SYS, here PIX)"));
         assert!(found, "{:?}", system.findings);
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Graph, Link, LinkKind, NodeId, Node, NodeKind, Source};
+use super::{Graph, Link, LinkKind, Node, NodeId, NodeKind, Source};
 use crate::model::constants::{self, latency};
 use crate::model::{BusId, ClassKind, Device, Parent, Port, System, class_kind};
 use crate::{Error, Result};
@@ -22,6 +22,7 @@ pub(super) fn build(system: &System) -> Result<Graph> {
         system,
         of_device: vec![None; system.devices.len()],
         adapters: HashMap::new(),
+        hosts: system.hosts(),
     };
     b.numas();
     b.devices();
@@ -38,7 +39,10 @@ pub(super) struct Builder<'a> {
     pub g: Graph,
     pub system: &'a System,
     pub of_device: Vec<Option<NodeId>>,
-    adapters: HashMap<u64, NodeId>,
+    /// By host and adapter.
+    adapters: HashMap<(usize, u64), NodeId>,
+    /// For each NUMA node its host.
+    pub hosts: Vec<usize>,
 }
 
 /// How wide a link is: GB/s, and how many links make it up.
@@ -55,11 +59,20 @@ impl Size {
 }
 
 impl Builder<'_> {
-    pub(super) fn node(&mut self, kind: NodeKind, name: String, bus: Option<BusId>, numa: Option<NodeId>) -> NodeId {
+    pub(super) fn node(
+        &mut self,
+        kind: NodeKind,
+        name: String,
+        bus: Option<BusId>,
+        numa: Option<NodeId>,
+    ) -> NodeId {
         let name = match crate::printable(&name) {
             std::borrow::Cow::Owned(shown) => shown,
             std::borrow::Cow::Borrowed(_) => name,
         };
+        // Every node of a fused file says which host it is of.
+        let fused = numa.filter(|_| self.hosts.iter().any(|&h| h > 0));
+        let name = fused.map_or(name.clone(), |numa| format!("{name}@host{}", self.hosts[numa]));
         self.g.nodes.push(Node { kind, name, bus, numa, device: None, host_bridge: None });
         self.g.out.push(Vec::new());
         self.g.nodes.len() - 1
@@ -67,7 +80,15 @@ impl Builder<'_> {
 
     /// Adds bandwidth to the link of that kind, or makes it. Links that leave a node stay sorted by falling
     /// bandwidth, later ones after earlier equals: the search depends on the order.
-    pub(super) fn connect(&mut self, from: NodeId, to: NodeId, kind: LinkKind, size: Size, us: f64, source: Source) {
+    pub(super) fn connect(
+        &mut self,
+        from: NodeId,
+        to: NodeId,
+        kind: LinkKind,
+        size: Size,
+        us: f64,
+        source: Source,
+    ) {
         let Size { bandwidth, count } = size;
         let id = match self.g.link_between(from, to, Some(kind)) {
             Some(id) => {
@@ -100,11 +121,11 @@ impl Builder<'_> {
     fn numas(&mut self) {
         for numa in &self.system.numas {
             let kind = NodeKind::Numa { arch: numa.arch.clone(), vendor: numa.vendor.clone() };
-            let id = self.node(kind, format!("NUMA{}", numa.id.max(0)), None, None);
+            let at = self.g.nodes.len();
+            let id = self.node(kind, format!("NUMA{}", numa.id.max(0)), None, Some(at));
             if self.g.nodes[..id].iter().any(|n| n.name == self.g.nodes[id].name) {
                 self.g.nodes[id].name = format!("NUMA{}.{id}", numa.id.max(0));
             }
-            self.g.nodes[id].numa = Some(id);
             self.g.numas.push(id);
         }
     }
@@ -154,13 +175,13 @@ impl Builder<'_> {
             }
             (None, ClassKind::Nic) => {
                 // The functions of one adapter are one node.
-                if let Some(&id) = self.adapters.get(&d.bus.adapter()) {
+                if let Some(&id) = self.adapters.get(&(self.hosts[numa], d.bus.adapter())) {
                     self.of_device[i] = Some(id);
                     self.ports(id, numa, d.nics.iter().flat_map(|n| &n.ports));
                     return;
                 }
                 let id = self.node(NodeKind::Nic, d.bus.to_string(), Some(d.bus.clone()), Some(numa));
-                self.adapters.insert(d.bus.adapter(), id);
+                self.adapters.insert((self.hosts[numa], d.bus.adapter()), id);
                 self.ports(id, numa, d.nics.iter().flat_map(|n| &n.ports));
                 id
             }
@@ -185,7 +206,14 @@ impl Builder<'_> {
     fn nic(&mut self, bus: Option<BusId>, numa: usize, ports: &[Port]) {
         let name = format!("{}.nic", self.g.nodes[numa].name);
         let id = self.node(NodeKind::Nic, name, bus, Some(numa));
-        self.both(id, numa, LinkKind::Pci, Size::one(constants::LOCAL_BANDWIDTH), latency::PCI, Source::Table);
+        self.both(
+            id,
+            numa,
+            LinkKind::Pci,
+            Size::one(constants::LOCAL_BANDWIDTH),
+            latency::PCI,
+            Source::Table,
+        );
         self.ports(id, numa, ports.iter());
     }
 
@@ -195,11 +223,13 @@ impl Builder<'_> {
             let Some(dev) = port.dev.filter(|_| !unused) else { continue };
             let speed = port.speed_mbps.filter(|&s| s > 0.0).unwrap_or(constants::DEFAULT_NET_MBPS) / 8000.0;
             let asic = port.guid.filter(|&g| g != 0).unwrap_or(dev as u64);
-            let known = self
-                .g
-                .nets
-                .iter()
-                .any(|&n| matches!(self.g.nodes[n].kind, NodeKind::Net { dev: d, .. } if d == dev));
+            let same = |n: &NodeId| {
+                let node = &self.g.nodes[*n];
+                let host = node.numa.map(|numa| self.hosts[numa]);
+                matches!(node.kind, NodeKind::Net { dev: d, .. } if d == dev)
+                    && host == Some(self.hosts[numa])
+            };
+            let known = self.g.nets.iter().any(same);
             let stated = port.latency.unwrap_or(0.0);
             let (number, gdr) = (port.port.unwrap_or(0), port.gdr.unwrap_or(false));
             let kind = NodeKind::Net { dev, asic, port: number, gdr, speed, latency: stated };
@@ -218,7 +248,7 @@ impl Builder<'_> {
     fn sockets(&mut self) {
         for a in 0..self.g.numas.len() {
             for b in 0..self.g.numas.len() {
-                if a != b {
+                if a != b && self.hosts[a] == self.hosts[b] {
                     let numa = &self.system.numas[a];
                     let (family, model) = (numa.family.unwrap_or(0), numa.model.unwrap_or(0));
                     let bw =

@@ -207,6 +207,40 @@ impl Graph {
         }
     }
 
+    /// The number by which channels name a GPU: the driver's index, or where hosts are fused and share those, the rank.
+    pub fn gpu_number(&self, gpu: NodeId) -> Option<i32> {
+        let facts = |n: NodeId| match self.nodes[n].kind {
+            NodeKind::Gpu { dev, rank, .. } => Some((dev, rank)),
+            _ => None,
+        };
+        let (dev, rank) = facts(gpu)?;
+        let shared = self.gpus.iter().filter_map(|&g| facts(g)).filter(|f| f.0 == dev).count() > 1;
+        Some(if shared { rank } else { dev })
+    }
+
+    /// The GPU that a channel names by a number.
+    pub fn numbered_gpu(&self, number: i32) -> Option<NodeId> {
+        self.gpus.iter().copied().find(|&g| self.gpu_number(g) == Some(number))
+    }
+
+    /// The number by which channels name a port: the network device's index, or where hosts are fused and share
+    /// those, its position among the ports.
+    pub fn port_number(&self, port: NodeId) -> Option<i32> {
+        let dev = |n: NodeId| match self.nodes[n].kind {
+            NodeKind::Net { dev, .. } => Some(dev),
+            _ => None,
+        };
+        let mine = dev(port)?;
+        let shared = self.nets.iter().filter(|&&n| dev(n) == Some(mine)).count() > 1;
+        let position = || self.nets.iter().position(|&n| n == port).map(|p| p as i32);
+        if shared { position() } else { Some(mine) }
+    }
+
+    /// The port that a channel names by a number.
+    pub fn numbered_port(&self, number: i32) -> Option<NodeId> {
+        self.nets.iter().copied().find(|&n| self.port_number(n) == Some(number))
+    }
+
     /// The lowest compute capability among the GPUs; 0 without any, or for AMD.
     pub fn lowest_sm(&self) -> i32 {
         let sm = self.gpus.iter().filter_map(|&g| match self.nodes[g].kind {

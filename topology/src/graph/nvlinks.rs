@@ -17,7 +17,10 @@ impl Builder<'_> {
                 };
                 let bandwidth = link.bandwidth.unwrap_or(each * f64::from(link.count));
                 let size = Size { bandwidth, count: link.count };
-                let peer = system.devices.iter().position(|o| o.bus == link.target);
+                // Hosts of a fused file use the same bus ids.
+                let here = self.hosts[system.numa_of(i)];
+                let peer = (0..system.devices.len())
+                    .find(|&o| system.devices[o].bus == link.target && self.hosts[system.numa_of(o)] == here);
                 let class = link.target_class.or(peer.map(|p| system.devices[p].class));
                 if class == Some(0x068001) {
                     let numa = system.numa_of(i);

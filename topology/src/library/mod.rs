@@ -284,7 +284,12 @@ impl Builder<'_> {
     }
 
     /// Addresses are ours: each NUMA node has its own range of buses.
-    fn device(&mut self, (parent, bridge): (Parent, Option<String>), class: u32, text: &str) -> Result<usize> {
+    fn device(
+        &mut self,
+        (parent, bridge): (Parent, Option<String>),
+        class: u32,
+        text: &str,
+    ) -> Result<usize> {
         let numa = match parent {
             Parent::Numa(n) => n,
             Parent::Device(d) => self.system.numa_of(d),

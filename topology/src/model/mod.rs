@@ -340,6 +340,21 @@ impl System {
         }
     }
 
+    /// For each NUMA node the number of its host, in the order in which the hosts appear: all 0 but in fused files.
+    pub fn hosts(&self) -> Vec<usize> {
+        let mut known: Vec<Option<&str>> = Vec::new();
+        self.numas
+            .iter()
+            .map(|numa| {
+                let hash = numa.host_hash.as_deref();
+                known.iter().position(|k| *k == hash).unwrap_or_else(|| {
+                    known.push(hash);
+                    known.len() - 1
+                })
+            })
+            .collect()
+    }
+
     /// Devices directly below `parent`, in order.
     pub fn children(&self, parent: Parent) -> impl Iterator<Item = usize> {
         self.devices.iter().enumerate().filter(move |(_, d)| d.parent == parent).map(|(i, _)| i)

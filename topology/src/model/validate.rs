@@ -40,21 +40,11 @@ impl System {
             }
         }
         self.validate_tree()?;
-        let mut seen: HashMap<&BusId, usize> = HashMap::new();
+        let hosts = self.hosts();
+        let host = |device: usize| hosts[self.numa_of(device)];
+        let mut seen: HashMap<(usize, &BusId), usize> = HashMap::new();
         for (i, d) in self.devices.iter().enumerate() {
-            if let Some(first) = seen.insert(&d.bus, i) {
-                let mut hosts: Vec<&str> = self.numas.iter().filter_map(|n| n.host_hash.as_deref()).collect();
-                hosts.sort_unstable();
-                hosts.dedup();
-                if hosts.len() > 1 {
-                    return Err(Error::invalid(format!(
-                        "the file holds {} hosts in one (host_hash {}), and {} is in more than one of them; give each \
-                         host its own file and join them in a cluster file with network.nvlink_domain",
-                        hosts.len(),
-                        hosts.iter().take(4).copied().collect::<Vec<_>>().join(", "),
-                        d.bus
-                    )));
-                }
+            if let Some(first) = seen.insert((host(i), &d.bus), i) {
                 return Err(Error::invalid(format!(
                     "bus id {} is used by two devices (number {first} and number {i}); each PCI function has its own",
                     d.bus
@@ -63,14 +53,14 @@ impl System {
         }
         let mut ranks = HashMap::new();
         let mut devs = HashMap::new();
-        for (_, d, gpu) in self.gpus() {
+        for (i, d, gpu) in self.gpus() {
             if gpu.dev < 0 {
                 return Err(Error::invalid(format!(
                     "GPU {} has the number {} (dev); the driver counts from 0",
                     d.bus, gpu.dev
                 )));
             }
-            if let Some(other) = devs.insert(gpu.dev, &d.bus) {
+            if let Some(other) = devs.insert((host(i), gpu.dev), &d.bus) {
                 return Err(Error::invalid(format!(
                     "GPUs {other} and {} both have the number {} (dev); each has its own",
                     d.bus, gpu.dev
@@ -87,7 +77,7 @@ impl System {
             {
                 return Err(Error::invalid(format!("GPUs {other} and {} both have rank {rank}", d.bus)));
             }
-            self.validate_gpu(d, gpu, &seen)?;
+            self.validate_gpu(d, gpu, |target| seen.contains_key(&(host(i), target)))?;
         }
         self.devices.iter().try_for_each(Device::validate_link)?;
         self.numas.iter().try_for_each(Numa::validate)?;
@@ -127,7 +117,7 @@ impl System {
         Ok(())
     }
 
-    fn validate_gpu(&self, d: &Device, gpu: &Gpu, seen: &HashMap<&BusId, usize>) -> Result<()> {
+    fn validate_gpu(&self, d: &Device, gpu: &Gpu, known: impl Fn(&BusId) -> bool) -> Result<()> {
         for link in &gpu.nvlinks {
             if link.count == 0 {
                 return Err(Error::invalid(format!(
@@ -151,7 +141,7 @@ impl System {
             }
             let switch = link.target.is_placeholder()
                 || link.target_class.is_some_and(|c| matches!(c, 0x068000 | 0x068001));
-            if !switch && !seen.contains_key(&link.target) {
+            if !switch && !known(&link.target) {
                 return Err(Error::invalid(format!(
                     "GPU {} has an NVLink to {}, and there is no such device; add it, or remove the link",
                     d.bus, link.target
@@ -193,7 +183,8 @@ impl Device {
 
 impl Numa {
     fn validate(&self) -> Result<()> {
-        let word = |w: &str| w.len() <= 16 && u64::from_str_radix(w.trim(), 16).is_ok();
+        // hwloc leaves words of zeros empty.
+        let word = |w: &str| w.is_empty() || (w.len() <= 16 && u64::from_str_radix(w.trim(), 16).is_ok());
         if let Some(map) = self.affinity.as_deref().filter(|m| !m.is_empty() && !m.split(',').all(word)) {
             let shown: String = map.chars().take(40).collect();
             return Err(Error::invalid(format!(
@@ -218,7 +209,9 @@ impl Port {
             return bad(&format!("a latency of {us:?} µs; it is 0 to {MAX_US}"));
         }
         if let Some(port) = self.port.filter(|p| !(0..=255).contains(p)) {
-            return bad(&format!("the number {port} on its adapter; adapters count their ports from 0 or 1 to 255"));
+            return bad(&format!(
+                "the number {port} on its adapter; adapters count their ports from 0 or 1 to 255"
+            ));
         }
         if let Some(dev) = self.dev.filter(|&d| d < 0) {
             return bad(&format!("the number {dev} (dev); network devices count from 0"));

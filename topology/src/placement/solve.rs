@@ -377,10 +377,14 @@ mod tests {
         };
         // Two hosts of 8 × 50 GB/s on a leaf; one of them sends out of it, over PCIe links of 48 GB/s each.
         assert_eq!(how("dgx-h100", 1.0, 2).0, "network, through the spine; the way to the port gives less");
-        assert_eq!(how("dgx-h100", 4.0, 2), ("network, through the spine, whose share is the least".into(), 25.0));
+        assert_eq!(
+            how("dgx-h100", 4.0, 2),
+            ("network, through the spine, whose share is the least".into(), 25.0)
+        );
         assert_eq!(how("dgx-h100", 4.0, 4).0, "network, one leaf switch");
-        // Ports of 12.5 GB/s, four of them for eight GPUs.
-        assert_eq!(how("dgx-1", 1.0, 2), ("network, through the spine; the port gives less".into(), 6.25));
+        // Ports of 12.5 GB/s behind PCIe links of 48.
+        let port = "network, through the spine; the port gives less".to_owned();
+        assert_eq!(how("cpu-2s", 1.0, 2), (port, 12.5));
     }
 
     #[test]

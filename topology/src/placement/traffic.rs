@@ -1,7 +1,7 @@
 //! How many bytes each axis of a mesh moves in one training step.
 //!
-//! Formulas: reference/training.md §2 (ZeRO, arXiv 1910.02054; Megatron, arXiv 1909.08053; Ring Attention, arXiv
-//! 2310.01889). Bytes are those one rank sends in a ring.
+//! Formulas: ZeRO (arXiv 1910.02054), Megatron (arXiv 1909.08053), Ring Attention (arXiv 2310.01889). Bytes are those
+//! one rank sends in a ring.
 
 use serde::Deserialize;
 

@@ -14,9 +14,9 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use crate::formats::detect::TomlKind;
 use crate::model::LinkOverride;
 use crate::model::constants::{MAX_GBPS, MAX_US};
-use crate::formats::detect::TomlKind;
 use crate::{Error, Result, System};
 
 #[derive(Deserialize)]

@@ -18,13 +18,7 @@ struct Ceiling {
 }
 
 /// True when nothing that `wish` may find beats `best`. The ledger is set to the wish.
-pub(super) fn is_hopeless(
-    host: &Host<'_>,
-    hops: &Hops,
-    ledger: &Ledger,
-    wish: &Wish,
-    best: &Layout,
-) -> bool {
+pub(super) fn is_hopeless(host: &Host<'_>, hops: &Hops, ledger: &Ledger, wish: &Wish, best: &Layout) -> bool {
     let ceiling = Ceiling::new(host, hops, ledger, wish);
     let most = ceiling.channels.min(wish.max_channels);
     !best.is_beaten_by(wish, most, most as i64 * ceiling.hops)

@@ -28,7 +28,6 @@ pub(super) struct Host<'g> {
 /// What the search needs to know of a port.
 #[derive(Clone, Copy)]
 pub(super) struct PortFacts {
-    pub dev: i32,
     /// Adapter, and number on it.
     wire: (u64, i32),
     /// GB/s.
@@ -95,10 +94,10 @@ impl<'g> Host<'g> {
 
     pub fn net(&self, net: usize) -> PortFacts {
         match self.graph.nodes[self.nets[net]].kind {
-            NodeKind::Net { dev, asic, port, speed, gdr, latency } => {
-                PortFacts { dev, wire: (asic, port), speed, gdr, latency }
+            NodeKind::Net { asic, port, speed, gdr, latency, .. } => {
+                PortFacts { wire: (asic, port), speed, gdr, latency }
             }
-            _ => PortFacts { dev: net as i32, wire: (net as u64, 0), speed: 0.0, gdr: false, latency: 0.0 },
+            _ => PortFacts { wire: (net as u64, 0), speed: 0.0, gdr: false, latency: 0.0 },
         }
     }
 }

@@ -155,7 +155,8 @@ impl Orders {
             alike &= *likeness.get_or_insert(peer.likeness) == peer.likeness;
             let pci = 0xffff - (ledger.pci_left(self.pci[usize::from(p)]).clamp(-1, 0xfffe) + 1) as u64;
             let fields = [(GPU_BITS, u64::from(door.rank)), (16, pci), (8, u64::from(door.hops.min(0xff)))];
-            let fields = fields.into_iter().chain([(GPU_BITS, u64::from(peer.rank)), (GPU_BITS, u64::from(p))]);
+            let fields =
+                fields.into_iter().chain([(GPU_BITS, u64::from(peer.rank)), (GPU_BITS, u64::from(p))]);
             self.keys.push(fields.fold(0, |key, (bits, field): (u32, u64)| key << bits | field));
         }
         self.keys.sort_unstable();

@@ -187,7 +187,23 @@ impl Pass {
         let outcome = tools.packer.run(&wish, ports, &mut self.best, budget, all);
         tools.left -= outcome.steps;
         self.steps += outcome.steps;
-        if std::env::var_os("DBG").is_some() { eprintln!("{:?} {} {} {} {} x{} same {} min {} -> {} x {} left {:?} steps {}", wish.pattern, wish.speed_intra, wish.speed_inter, wish.type_intra, wish.type_inter, wish.cross_nic, wish.same_channels, wish.min_channels, self.best.channels, self.best.wish.speed_intra, outcome.left, outcome.steps); }
+        if std::env::var_os("DBG").is_some() {
+            eprintln!(
+                "{:?} {} {} {} {} x{} same {} min {} -> {} x {} left {:?} steps {}",
+                wish.pattern,
+                wish.speed_intra,
+                wish.speed_inter,
+                wish.type_intra,
+                wish.type_inter,
+                wish.cross_nic,
+                wish.same_channels,
+                wish.min_channels,
+                self.best.channels,
+                self.best.wish.speed_intra,
+                outcome.left,
+                outcome.steps
+            );
+        }
         self.known.insert(key, outcome.left);
         outcome.left
     }
@@ -258,6 +274,8 @@ fn classes(host: &Host<'_>, ends: &[NodeId]) -> Vec<PathClass> {
 fn finish(host: &Host<'_>, best: &Layout, steps: u64) -> ChannelGraph {
     let wish = &best.wish;
     let several = !host.nets.is_empty();
+    let gpu = |g: usize| host.graph.gpu_number(host.gpus[g]).unwrap_or(g as i32);
+    let port = |n: usize| host.graph.port_number(host.nets[n]).unwrap_or(n as i32);
     if best.channels == 0 {
         return ChannelGraph {
             speed_intra: 0.1,
@@ -267,8 +285,8 @@ fn finish(host: &Host<'_>, best: &Layout, steps: u64) -> ChannelGraph {
             cross_nic: wish.cross_nic,
             same_channels: true,
             channels: vec![Channel {
-                gpus: (0..host.gpus.len()).map(|g| host.dev(g)).collect(),
-                nets: several.then(|| [host.net(0).dev; 2]),
+                gpus: (0..host.gpus.len()).map(gpu).collect(),
+                nets: several.then(|| [port(0); 2]),
             }],
             steps,
             ..ChannelGraph::none(wish.pattern)
@@ -276,8 +294,8 @@ fn finish(host: &Host<'_>, best: &Layout, steps: u64) -> ChannelGraph {
     }
     let rows = best.seats.chunks(host.gpus.len()).zip(&best.ends);
     let channel = |(seats, ends): (&[u16], &[u16; 2])| Channel {
-        gpus: seats.iter().map(|&g| host.dev(usize::from(g))).collect(),
-        nets: several.then(|| ends.map(|n| host.net(usize::from(n)).dev)),
+        gpus: seats.iter().map(|&g| gpu(usize::from(g))).collect(),
+        nets: several.then(|| ends.map(|n| port(usize::from(n)))),
     };
     ChannelGraph {
         pattern: wish.pattern,
