@@ -292,12 +292,12 @@ impl Builder<'_> {
             same.entry(node.name.to_lowercase()).or_default().push(id);
         }
         for ids in same.into_values().filter(|ids| ids.len() > 1) {
-            let numa = |n: &Node| n.numa.map(|numa| self.g.nodes[numa].name.clone());
-            let bus = |n: &Node| n.bus.as_ref().map(|b| b.to_string());
-            let marks: [&dyn Fn(&Node) -> Option<String>; 2] = [&numa, &bus];
-            let different = marks.into_iter().find_map(|mark| {
-                let all: Option<Vec<String>> = ids.iter().map(|&n| mark(&self.g.nodes[n])).collect();
-                all.filter(|all| all.iter().collect::<std::collections::HashSet<_>>().len() == ids.len())
+            let numas = ids.iter().map(|&n| Some(self.g.nodes[self.g.nodes[n].numa?].name.clone()));
+            let buses = ids.iter().map(|&n| self.g.nodes[n].bus.as_ref().map(|b| b.to_string()));
+            let candidates: [Option<Vec<String>>; 2] = [numas.collect(), buses.collect()];
+            let different = candidates.into_iter().flatten().find(|all| {
+                let set: std::collections::HashSet<&String> = all.iter().collect();
+                set.len() == ids.len()
             });
             let marks = different.unwrap_or_else(|| (1..=ids.len()).map(|i| i.to_string()).collect());
             for (id, mark) in ids.into_iter().zip(marks) {

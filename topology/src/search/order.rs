@@ -36,6 +36,16 @@ struct Door {
     best: bool,
 }
 
+/// Where a channel stands.
+#[derive(Clone, Copy)]
+pub(super) struct Here {
+    pub gpu: usize,
+    pub aim: Aim,
+    /// The port that the channel came in by, where there is one.
+    pub port: usize,
+    pub pattern: Pattern,
+}
+
 /// The rankings of one host.
 pub(super) struct Orders {
     gpus: usize,
@@ -125,18 +135,10 @@ impl Orders {
         (0..n).map(move |i| (turn + i) % n).filter(move |&g| best(g)).map(|g| g as u16)
     }
 
-    /// Adds to `next` the GPUs that may follow `g`, best first. `passed` says which are in the channel already;
-    /// `port` is the one the channel came in by, where there is one.
-    pub fn after(
-        &mut self,
-        g: usize,
-        aim: Aim,
-        port: usize,
-        pattern: Pattern,
-        passed: &[bool],
-        ledger: &Ledger,
-        mut next: impl FnMut(u16),
-    ) {
+    /// Adds to `next` the GPUs that may follow where the channel stands, best first. `passed` says which are in the
+    /// channel already.
+    pub fn after(&mut self, here: Here, passed: &[bool], ledger: &Ledger, mut next: impl FnMut(u16)) {
+        let Here { gpu: g, aim, port, pattern } = here;
         if self.switched {
             self.neighbours(g, pattern).filter(|&p| !passed[p]).for_each(|p| next(p as u16));
             return;

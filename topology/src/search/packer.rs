@@ -12,7 +12,7 @@ use super::host::Host;
 use super::itinerary::{Exit, Leg, itinerary};
 use super::ledger::{Hops, Ledger, Taken};
 use super::nets::PortOrder;
-use super::order::Orders;
+use super::order::{Here, Orders};
 use super::passes::Layout;
 use super::wishes::Wish;
 
@@ -343,15 +343,16 @@ impl<'a, 'g> Packer<'a, 'g> {
                 Manner::Best => {
                     let row = c * self.host.gpus.len();
                     let choices = &mut self.choices;
-                    self.orders.after(
-                        usize::from(self.seats[row + position - 1]),
+                    let here = Here {
+                        gpu: usize::from(self.seats[row + position - 1]),
                         aim,
-                        usize::from(self.ends[c][0]),
-                        self.wish.pattern,
-                        &self.passed[row..row + self.host.gpus.len()],
-                        &self.ledger,
-                        |gpu| choices.push(Choice { gpu, port: 0, manner: Manner::Best }),
-                    );
+                        port: usize::from(self.ends[c][0]),
+                        pattern: self.wish.pattern,
+                    };
+                    let passed = &self.passed[row..row + self.host.gpus.len()];
+                    self.orders.after(here, passed, &self.ledger, |gpu| {
+                        choices.push(Choice { gpu, port: 0, manner: Manner::Best })
+                    });
                 }
             },
             Leg::Send(exit) => self.leave(c, exit, &ports.from[self.seat(c, position - 1)]),
@@ -405,7 +406,8 @@ impl<'a, 'g> Packer<'a, 'g> {
             let allowed = match exit {
                 Exit::Return if port != start => false,
                 Exit::HalfSame if port != self.ends[c][1] => false,
-                _ if swaps => c % 2 == 0 || port == self.ends[c - 1][0],
+                _ if swaps && c % 2 == 1 => port == self.ends[c - 1][0],
+                _ if swaps => true,
                 _ => self.wish.cross_nic != 0 || wire(port) == wire(start),
             };
             if allowed {
