@@ -66,6 +66,7 @@ fn sysfs_alone_sees_the_devices_hwloc_sees() {
 fn paths_explain_in_a_sentence() {
     let text = good(&["paths", "--from", "dgx-1", "GPU0", "GPU5"]);
     assert!(text.contains("NVB") && text.contains("GPU0 → GPU1 → GPU5"), "{text}");
+    assert_eq!(text.lines().count(), 3, "{text}");
     let e = bad(&["paths", "--from", "dgx-1", "GPU0", "GPU99"]);
     assert!(e.contains("GPU99") && e.contains("GPU7"), "{e}");
 }
