@@ -35,6 +35,22 @@ fn this_machine_is_shown_with_what_could_not_be_seen() {
     }
 }
 
+/// The kernel counts the memory of all nodes in MemTotal.
+#[test]
+fn nodes_have_the_memory_of_this_machine() {
+    let json: serde_json::Value = serde_json::from_str(&good(&["show", "--json"])).unwrap();
+    let numas = json["system"]["numas"].as_array().unwrap();
+    let nodes: Vec<u64> = numas.iter().filter_map(|n| n["memory"].as_u64()).collect();
+    if nodes.len() < numas.len() || cfg!(not(target_os = "linux")) {
+        eprintln!("skipped: this machine does not say how much memory each NUMA node has");
+        return;
+    }
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total = meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:")).unwrap();
+    let total: u64 = total.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024;
+    assert_eq!(nodes.iter().sum::<u64>(), total, "{nodes:?}");
+}
+
 #[test]
 fn sysfs_alone_sees_the_devices_hwloc_sees() {
     let json = |args: &[&str]| -> serde_json::Value { serde_json::from_str(&good(args)).unwrap() };
@@ -50,6 +66,7 @@ fn sysfs_alone_sees_the_devices_hwloc_sees() {
 fn paths_explain_in_a_sentence() {
     let text = good(&["paths", "--from", "dgx-1", "GPU0", "GPU5"]);
     assert!(text.contains("NVB") && text.contains("GPU0 → GPU1 → GPU5"), "{text}");
+    assert_eq!(text.lines().count(), 3, "{text}");
     let e = bad(&["paths", "--from", "dgx-1", "GPU0", "GPU99"]);
     assert!(e.contains("GPU99") && e.contains("GPU7"), "{e}");
 }
@@ -156,6 +173,123 @@ fn names_from_files_do_not_steer_the_terminal() {
     let e = bad(&["paths", "--from", from, "x\u{1b}[2J\ny"]);
     assert!(!e.trim_end().contains(|c: char| c.is_control()) && e.contains("x\\u{1b}[2J\\ny"), "{e}");
     assert!(!good(&["show", "--from", from, "--json"]).contains('\u{9b}'));
+}
+
+#[test]
+fn the_matrix_says_how_many_links() {
+    for (machine, cell) in
+        [("dgx-h100", "NV18"), ("dgx-a100", "NV12"), ("dgx-2", "NV6"), ("dgx-1", "NV2"), ("mi300x", "XGMI1")]
+    {
+        let text = good(&["show", "--from", machine]);
+        let row = text.lines().find(|l| l.starts_with("GPU0 ") && l.contains(" X ")).unwrap();
+        assert!(row.split_whitespace().any(|w| w == cell), "{machine}: {row}");
+        let json: serde_json::Value =
+            serde_json::from_str(&good(&["show", "--from", machine, "--json"])).unwrap();
+        let paths = json["paths"].as_array().unwrap();
+        let path = |to: &str| paths.iter().find(|p| p["from"] == "GPU0" && p["to"] == to).unwrap();
+        assert_eq!(path("GPU3")["class"], "NVL");
+        assert_eq!(
+            path("GPU3")["links"].as_u64().unwrap().to_string(),
+            cell.trim_start_matches(char::is_alphabetic)
+        );
+    }
+    let legend = good(&["show", "--from", "dgx-a100"]);
+    assert!(legend.contains("NV# so many NVLinks · ") && !legend.contains("XGMI"), "{legend}");
+}
+
+#[test]
+fn two_devices_of_one_name_can_both_be_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("two.xml");
+    let nic = "<nic><net name=\"eth0\" dev=\"0\" speed=\"10000\"/></nic>";
+    let gpu = |bus: &str, dev: u32| {
+        format!(
+            "<pci busid=\"{bus}\" class=\"0x030200\" link_speed=\"16 GT/s\" link_width=\"16\">\
+             <gpu dev=\"{dev}\" sm=\"80\" rank=\"{dev}\"/></pci>"
+        )
+    };
+    let cpu = |id: u32| {
+        let gpu = gpu(&format!("0000:0{}:00.0", id + 1), id);
+        format!("<cpu numaid=\"{id}\" arch=\"arm64\">{gpu}{nic}</cpu>")
+    };
+    std::fs::write(&path, format!("<system version=\"1\">{}{}</system>", cpu(0), cpu(1))).unwrap();
+    let from = path.to_str().unwrap();
+    let e = bad(&["paths", "--from", from, "GPU0", "eth0"]);
+    assert!(e.contains("`eth0` may be any of eth0@NUMA0, eth0@NUMA1; name one of them"), "{e}");
+    assert!(good(&["paths", "--from", from, "GPU0", "eth0@NUMA0"]).contains("(PHB"));
+    assert!(good(&["paths", "--from", from, "GPU0", "eth0@NUMA1"]).contains("(SYS"));
+    assert!(good(&["paths", "--from", from, "0000:01:00.0", "0000:02:00.0"]).contains("GPU0 reaches GPU1"));
+}
+
+#[test]
+fn guesses_are_called_guesses() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("smi.txt");
+    std::fs::write(
+        &path,
+        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\t0-19\t0\nGPU1\tSYS\t X \t20-39\t1\n",
+    )
+    .unwrap();
+    let text = good(&["show", "--from", path.to_str().unwrap()]);
+    assert!(text.contains("which is NCCL's guess for a processor that is not known"), "{text}");
+    assert!(good(&["show", "--from", "dgx-1"]).contains("by NCCL's table for this processor"));
+}
+
+#[test]
+fn errors_name_the_file_and_the_entry() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let links = file(
+        "links.toml",
+        "[[link]]\nfrom='GPU0'\nto='NVSW'\nus=1.0\n[[link]]\nfrom='GPU0'\nto='NVSW'\ngbps=1e300\n",
+    );
+    let e = bad(&["show", "--from", "dgx-h100", "--measured", &links]);
+    assert!(e.contains("links.toml") && e.contains("[[link]] number 2 (GPU0 – NVSW): gbps is 1e300"), "{e}");
+    let links = file("none.toml", "[[link]]\nfrom='GPU0'\nto='GPU99'\nus=1.0\n");
+    let e = bad(&["show", "--from", "dgx-h100", "--measured", &links]);
+    assert!(e.contains("none.toml: measured link GPU0 – GPU99: no device called `GPU99`"), "{e}");
+    file("bad.json", "[]");
+    let cluster =
+        file("c.toml", "[[hosts]]\nmachine='dgx-1'\nname='a'\n[[hosts]]\nfile='bad.json'\nname='b'\n");
+    let e = bad(&["place", "--cluster", &cluster, "--mesh", "tp=8"]);
+    assert!(
+        e.contains("c.toml: [[hosts]] number 2 (`b`): ")
+            && e.contains("bad.json: this looks like a JSON list"),
+        "{e}"
+    );
+    let e = bad(&["show", "--from", &cluster]);
+    assert!(e.contains("c.toml: this looks like a cluster in TOML"), "{e}");
+    let machine = file("m.toml", &good(&["machines", "dgx-1"]));
+    let e = bad(&["place", "--cluster", &machine, "--mesh", "tp=8"]);
+    assert!(e.contains("m.toml: this looks like one machine in TOML"), "{e}");
+    let json = good(&["show", "--from", "dgx-1", "--json"]);
+    let fast = file("fast.json", &json.replacen("\"speed_mbps\": 100000.0", "\"speed_mbps\": 1e23", 1));
+    let e = bad(&["show", "--from", &fast]);
+    assert!(e.contains("fast.json: port mlx5_0 has a speed of 1e23 Mb/s; it is at most"), "{e}");
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused() {
+    let out = nd_topo(&["search", "--from", "dgx-1", "--json", "--format", "nccl-xml"]);
+    assert!(!out.status.success());
+    assert!(String::from_utf8_lossy(&out.stderr).contains("--format"), "{out:?}");
+    let e = bad(&["env", "secert"]);
+    assert!(
+        e.contains("no setting has `secert`") && e.contains("near it are") && e.contains("SECRET"),
+        "{e}"
+    );
+    assert!(bad(&["env", "qqqqqq"]).contains("lists them all"));
+}
+
+#[test]
+fn placing_says_how_the_order_compares() {
+    let text = good(&["place", "--from", "dgx-h100", "--mesh", "tp=8"]);
+    assert!(text.contains("orders looked at cost about the same"), "{text}");
+    assert!(!text.contains("1.0 times"), "{text}");
 }
 
 #[test]

@@ -22,7 +22,9 @@ impl Derived {
             let what = match &node.kind {
                 NodeKind::Numa { arch, vendor } => format!("NUMA node, {arch} {vendor}"),
                 NodeKind::Pci => "PCIe bridge".to_owned(),
-                NodeKind::Gpu { dev, rank, sm, gdr } => format!("GPU {dev}, rank {rank}, sm {sm}, gdr {gdr}"),
+                NodeKind::Gpu { dev, rank, sm, gdr, .. } => {
+                    format!("GPU {dev}, rank {rank}, sm {sm}, gdr {gdr}")
+                }
                 NodeKind::NvSwitch => "NVSwitch".to_owned(),
                 NodeKind::Nic => "NIC".to_owned(),
                 NodeKind::Net { dev, asic, port, gdr, speed, .. } => {

@@ -25,7 +25,9 @@ use std::collections::HashMap;
 use serde::Deserialize;
 
 use crate::formats::Format;
+use crate::formats::detect::{TomlKind, expect_toml};
 use crate::graph::{Graph, LinkId, NodeId, NodeKind};
+use crate::model::constants::MAX_US;
 use crate::path::{PathClass, Paths};
 use crate::{Error, Result, System};
 
@@ -235,35 +237,37 @@ impl Cluster {
         if !matches!(format, Format::Toml | Format::Unknown) {
             return Err(crate::formats::detect::wrong_format("a cluster in TOML", text));
         }
+        expect_toml(text, TomlKind::Cluster)?;
         let read: File =
             toml::from_str(text).map_err(|e| crate::library::toml_error("cluster TOML", text, &e))?;
         let (mut kinds, mut hosts): (Vec<Kind>, Vec<Host>) = (Vec::new(), Vec::new());
         let mut known: HashMap<String, usize> = HashMap::new();
-        for table in &read.hosts {
+        for (i, table) in read.hosts.iter().enumerate() {
+            let entry = format!("[[hosts]] number {} (`{}`)", i + 1, table.name);
+            let here = |e: Error| Error::invalid(format!("{entry}: {e}"));
             let (source, system) = match (&table.machine, &table.file) {
                 (Some(m), None) => (m.clone(), None),
                 (None, Some(f)) => (f.clone(), Some(f)),
                 _ => {
                     return Err(Error::invalid(format!(
-                        "hosts `{}`: give either machine (a name of the library) or file",
-                        table.name
+                        "{entry}: give either machine (a name of the library) or file"
                     )));
                 }
             };
             if table.count == 0 || hosts.len() + table.count > MAX_RANKS {
                 return Err(Error::invalid(format!(
-                    "hosts `{}`: count is {}; there are 1 to {MAX_RANKS} hosts",
-                    table.name, table.count
+                    "{entry}: count is {}; there are 1 to {MAX_RANKS} hosts",
+                    table.count
                 )));
             }
             let kind = match known.get(&source) {
                 Some(&kind) => kind,
                 None => {
                     let system = match system {
-                        Some(path) => file(path)?,
-                        None => crate::library::machine(&source)?,
+                        Some(path) => file(path).map_err(here)?,
+                        None => crate::library::machine(&source).map_err(here)?,
                     };
-                    kinds.push(Kind::new(system)?);
+                    kinds.push(Kind::new(system).map_err(here)?);
                     known.insert(source, kinds.len() - 1);
                     kinds.len() - 1
                 }
@@ -306,7 +310,9 @@ impl Cluster {
         for (leaf, table) in tables.iter().enumerate() {
             for name in &table.hosts {
                 let Some(&host) = at.get(name) else {
-                    return Err(Error::unknown("host", name, self.hosts.iter().map(|h| h.name.as_str())));
+                    let known = self.hosts.iter().map(|h| h.name.as_str());
+                    let e = Error::unknown("host", name, known);
+                    return Err(Error::invalid(format!("[[leaf]] number {}: {e}", leaf + 1)));
                 };
                 if std::mem::replace(&mut placed[host], true) {
                     return Err(Error::invalid(format!("host {name} is in two leaves; it is in one")));
@@ -347,8 +353,8 @@ impl Cluster {
                 n.oversubscription
             )));
         }
-        if !(n.switch_us >= 0.0 && n.switch_us.is_finite()) {
-            return Err(Error::invalid(format!("network.us is {}; µs are not negative", n.switch_us)));
+        if !(0.0..=MAX_US).contains(&n.switch_us) {
+            return Err(Error::invalid(format!("network.us is {:?}; it is 0 to {MAX_US}", n.switch_us)));
         }
         if n.nvlink_domain == 0 {
             return Err(Error::invalid(
@@ -536,6 +542,15 @@ mod tests {
                 .contains("nvlink_domain is 0")
         );
         assert!(error("hosts=[]").contains("at least one"));
+        let second = error(&format!("{RAILS}[[hosts]]\nmachine='dgx-7'\nname='odd'\n"));
+        assert!(second.contains("[[hosts]] number 2 (`odd`): no machine called `dgx-7`"), "{second}");
+        assert!(missing.contains("[[leaf]] number 1"), "{missing}");
+        assert!(error(&RAILS.replace("kind='rails'", "kind='rails'\nus=1e308")).contains("1e308"));
+        let machine = error(crate::library::description("dgx-1").unwrap());
+        assert!(
+            machine.contains("looks like one machine in TOML") && machine.contains("--from"),
+            "{machine}"
+        );
     }
 
     #[test]

@@ -32,6 +32,14 @@ pub enum Error {
         /// The names that exist.
         known: String,
     },
+    /// A name that several things carry.
+    #[error("`{name}` may be any of {candidates}; name one of them")]
+    Ambiguous {
+        /// The name that was asked for.
+        name: String,
+        /// What it may stand for.
+        candidates: String,
+    },
     /// A mesh that does not fit the ranks there are.
     #[error("{0}")]
     Mesh(String),
@@ -52,6 +60,18 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// The same with the file's name in front, where it does not name one.
+    pub fn in_file(self, path: &str) -> Error {
+        match self {
+            Error::Parse { format, line, column, message } => {
+                Error::Invalid(format!("{path}:{line}:{column}: {message} (read as {format})"))
+            }
+            Error::WrongFormat(m) => Error::WrongFormat(format!("{path}: {m}")),
+            io @ Error::Io { .. } => io,
+            other => Error::Invalid(format!("{path}: {other}")),
+        }
+    }
+
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Error::Invalid(message.into())
     }

@@ -223,8 +223,28 @@ impl Paths {
         }
     }
 
+    /// How many links the path is wide where it is NVLink or xGMI; `None` for other classes and where the number is
+    /// not known.
+    pub fn nvlinks(&self, graph: &Graph, from: NodeId, to: NodeId) -> Option<u32> {
+        let path = self.between(from, to);
+        let count = path.links.iter().map(|&l| graph.links[l].count).min()?;
+        (path.class == PathClass::Nvl && count > 0).then_some(count)
+    }
+
     /// Why the class is what it is, in one clause.
     pub fn reason(&self, graph: &Graph, from: NodeId, to: NodeId) -> String {
+        let mut text = self.place(graph, from, to);
+        let closed = |n: NodeId| matches!(graph.nodes[n].kind, NodeKind::Gpu { peer_access: false, .. });
+        let gpu = |n: NodeId| matches!(graph.nodes[n].kind, NodeKind::Gpu { .. });
+        let class = self.between(from, to).class;
+        let by_pcie = class > PathClass::Nvb && class < PathClass::Net;
+        if by_pcie && gpu(from) && gpu(to) && (closed(from) || closed(to)) {
+            text.push_str("; the cards have no peer-to-peer access, so data goes through host memory");
+        }
+        text
+    }
+
+    fn place(&self, graph: &Graph, from: NodeId, to: NodeId) -> String {
         let path = self.between(from, to);
         let name = |n: NodeId| graph.nodes[n].name.as_str();
         let inner: Vec<NodeId> = path.links.iter().map(|&l| graph.links[l].to).filter(|&n| n != to).collect();
@@ -234,9 +254,11 @@ impl Paths {
         let cpus: Vec<&str> = of(|k| matches!(k, NodeKind::Numa { .. })).map(name).collect();
         match self.class_for_people(graph, from, to) {
             PathClass::Loc => "the same device".to_owned(),
-            PathClass::Nvl if inner.is_empty() => {
-                format!("linked directly, {:.0} GB/s", path.bandwidth)
-            }
+            PathClass::Nvl if inner.is_empty() => match self.nvlinks(graph, from, to) {
+                Some(1) => format!("one direct link, {:.0} GB/s", path.bandwidth),
+                Some(n) => format!("{n} direct links, {:.0} GB/s", path.bandwidth),
+                None => format!("linked directly, {:.0} GB/s", path.bandwidth),
+            },
             PathClass::Nvl => "both are linked to the NVSwitches".to_owned(),
             PathClass::Nvb => {
                 format!("no link of their own; the hop goes through {}", list(&of_gpu(graph, &inner)))

@@ -211,7 +211,7 @@ fn files_of_other_formats_are_recognised() {
     assert!(nccl_xml::read(SMI).unwrap_err().to_string().contains("line 1"));
     assert!(nccl_graph::read(&nccl("")).unwrap_err().to_string().contains("looks like NCCL topology XML"));
     assert!(error("{\"format\":\"other\",\"version\":1,\"system\":{\"numas\":[]}}").contains("`other`"));
-    assert!(error("{\"a\":\n 1}").contains("line 2"));
+    assert!(error("{\"a\":\n 1}").contains("JSON of another program"));
 }
 
 #[test]
@@ -265,16 +265,51 @@ fn numbers_of_gpus_are_their_own_and_not_negative() {
     assert!(sm.contains("-1 (sm)"), "{sm}");
 }
 
+/// NCCL fuses the files of hosts that share NVSwitches: the same bus ids and device numbers on each.
 #[test]
-fn a_file_of_two_hosts_is_named_as_that() {
-    let cpu = |host: &str| {
-        format!(
-            "<cpu numaid='0' host_hash='{host}' arch='x86_64'><pci busid='0000:01:00.0' class='0x020000'/></cpu>"
-        )
+fn a_file_of_two_hosts_keeps_them_apart() {
+    let host = |hash: &str, first_rank: u32| {
+        let gpu = |dev: u32| {
+            let rank = first_rank + dev;
+            gpu(
+                &format!("0000:0{}:00.0", dev + 1),
+                dev,
+                "<nvlink target=\"fffffff:ffff:ff\" count=\"18\" tclass=\"0x068000\"/>",
+            )
+            .replace(&format!("rank=\"{dev}\""), &format!("rank=\"{rank}\""))
+            .replace("sm=\"80\"", "sm=\"100\"")
+        };
+        let nic = "<pci busid='0000:09:00.0' class='0x020000' link_speed='32.0 GT/s PCIe' link_width='16'><nic>\
+                   <net name='mlx5_0' dev='0' speed='400000' guid='0x1' gdr='1'/></nic></pci>";
+        format!("<cpu numaid='0' host_hash='{hash}' arch='arm64'>{}{}{nic}</cpu>", gpu(0), gpu(1))
     };
-    let text = format!("<system version='1'>{}{}</system>", cpu("0xa"), cpu("0xb"));
-    let e = nccl_xml::read(&text).unwrap_err().to_string();
-    assert!(e.contains("2 hosts in one (host_hash 0xa, 0xb)"), "{e}");
+    let text = format!("<system version='1'>{}{}</system>", host("0xa", 0), host("0xb", 2));
+    let system = nccl_xml::read(&text).unwrap();
+    let graph = Graph::new(&system).unwrap();
+    let paths = Paths::new(&graph);
+    assert_eq!((graph.gpus.len(), graph.nets.len(), graph.numas.len()), (4, 2, 2));
+    let class = |a: &str, b: &str| paths.between(graph.node(a).unwrap(), graph.node(b).unwrap()).class.word();
+    assert_eq!(class("GPU0@host0", "GPU1@host1"), "NVL");
+    assert_eq!(class("GPU0@host0", "mlx5_0@host0"), "PHB");
+    assert_eq!(class("NUMA0@host0", "NUMA0@host1"), "DIS");
+    let e = graph.node("GPU1").unwrap_err().to_string();
+    assert!(e.contains("GPU1@host0, GPU1@host1"), "{e}");
+    // Channels name GPUs by rank, since each host has its own GPU 0.
+    let ring = search(&graph, &Settings::default()).ring;
+    let mut members = ring.channels[0].gpus.clone();
+    members.sort_unstable();
+    assert_eq!(members, [0, 1, 2, 3]);
+    // And back without loss.
+    let written = nccl_xml::write(&system);
+    let again = nccl_xml::read(&written).unwrap();
+    assert_eq!((&again, nccl_xml::write(&again)), (&system, written));
+    let json = json::write(&system, &graph, &paths);
+    assert_eq!(json::read(&json).unwrap(), system);
+    // Twice on one host is still an error, and so is one rank for two GPUs.
+    let twice = format!("<system version='1'>{}{}</system>", host("0xa", 0), host("0xa", 2));
+    assert!(nccl_xml::read(&twice).is_err());
+    let ranks = format!("<system version='1'>{}{}</system>", host("0xa", 0), host("0xb", 0));
+    assert!(nccl_xml::read(&ranks).unwrap_err().to_string().contains("both have rank 0"));
 }
 
 #[test]

@@ -33,18 +33,28 @@ pub(super) fn run(args: &EnvArgs) -> Result<()> {
     let config = Config::from_env().map_err(|e| Error::Invalid(e.to_string()))?;
     let wanted =
         |text: &str| args.only.as_ref().is_none_or(|only| text.to_lowercase().contains(&only.to_lowercase()));
-    let rows: Vec<Row> = config
-        .settings()
-        .into_iter()
+    let settings = config.settings();
+    let names: Vec<&str> = settings.iter().map(|s| s.name).collect();
+    let rows: Vec<Row> = settings
+        .iter()
         .filter(|s| wanted(s.name) || wanted(s.meaning))
         .map(|s| Row {
             name: s.name,
-            value: s.value,
+            value: s.value.clone(),
             source: s.source.to_string(),
             default: s.default,
             meaning: s.meaning,
         })
         .collect();
+    if let (Some(only), true) = (&args.only, rows.is_empty()) {
+        return Err(Error::Invalid(format!(
+            "no setting has `{only}` in its name or meaning; {}",
+            match &near(only, &names)[..] {
+                [] => "`nd-topo env` lists them all".to_owned(),
+                near => format!("near it are {}", near.join(", ")),
+            }
+        )));
+    }
     for warning in &config.warnings {
         eprintln!("warning: {warning}");
     }
@@ -56,4 +66,51 @@ pub(super) fn run(args: &EnvArgs) -> Result<()> {
         table.row([row.name.into(), row.value, row.source, row.default.into(), row.meaning.into()]);
     }
     put(None, &table.render())
+}
+
+/// Names with a part that is few edits away from one of `wanted`, nearest first; at most five.
+fn near<'n>(wanted: &str, names: &[&'n str]) -> Vec<&'n str> {
+    let parts = |text: &str| text.to_lowercase().split('_').map(str::to_owned).collect::<Vec<_>>();
+    let wanted = parts(wanted);
+    let mut found: Vec<(usize, &str)> = Vec::new();
+    for &name in names {
+        let pairs = wanted.iter().flat_map(|w| parts(name).into_iter().map(move |n| (w, n)));
+        // The prefix that all names share says nothing, and short words are near to everything.
+        let pairs = pairs.filter(|(w, n)| w.len() > 2 && n.len() > 2 && n != "nccl");
+        let close = pairs.map(|(w, n)| (edits(w, &n), w.len())).filter(|(d, len)| d * 3 <= *len);
+        if let Some((distance, _)) = close.min() {
+            found.push((distance, name));
+        }
+    }
+    found.sort_by_key(|f| f.0);
+    found.into_iter().take(5).map(|f| f.1).collect()
+}
+
+/// Letters to insert, remove or replace to turn one word into the other (Levenshtein).
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let change = corner + usize::from(x != *y);
+            corner = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(corner + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_names_are_found() {
+        assert_eq!((edits("socket", "sockte"), edits("", "abc"), edits("a", "a")), (2, 3, 0));
+        let names = ["ND_SOCKET_IFNAME", "ND_SECRET", "NCCL_DEBUG"];
+        assert_eq!(near("ND_SOCKTE", &names), ["ND_SOCKET_IFNAME"]);
+        assert_eq!(near("secert", &names), ["ND_SECRET"]);
+        assert!(near("nosuch", &names).is_empty());
+    }
 }

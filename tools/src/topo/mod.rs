@@ -109,7 +109,10 @@ impl From {
                 system
             }
         };
-        let graph = Graph::new(&system)?;
+        let graph = Graph::new(&system).map_err(|e| match &self.from {
+            Some(from) => e.in_file(from),
+            None => e,
+        })?;
         let paths = Paths::new(&graph);
         Ok(Machine { system, graph, paths })
     }
@@ -119,7 +122,7 @@ impl From {
 fn named(from: &str) -> Result<System> {
     let path = Path::new(from);
     if path.exists() || from.contains(['/', '.']) {
-        return providers::read_file(path).map_err(|e| in_file(from, e));
+        return providers::read_file(path).map_err(|e| e.in_file(from));
     }
     library::machine(from).map_err(|e| match e {
         Error::Unknown { known, .. } => {
@@ -127,17 +130,6 @@ fn named(from: &str) -> Result<System> {
         }
         other => other,
     })
-}
-
-/// Puts the file's name in front of an error that only knows the line.
-fn in_file(path: &str, e: Error) -> Error {
-    match e {
-        Error::Parse { format, line, column, message } => {
-            Error::Invalid(format!("{path}:{line}:{column}: {message} (read as {format})"))
-        }
-        Error::WrongFormat(m) | Error::Invalid(m) => Error::Invalid(format!("{path}: {m}")),
-        other => other,
-    }
 }
 
 /// A machine with what is derived from it.

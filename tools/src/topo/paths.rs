@@ -60,7 +60,9 @@ pub(super) fn run(a: &PathsArgs) -> Result<()> {
         return put_json(path, &rows);
     }
     if let ([_, _], [(x, y)]) = (&a.devices[..], &pairs[..]) {
-        return put(None, &(super::printable(sentence(&m, *x, *y).trim_end()) + "\n"));
+        let text = sentence(&m, *x, *y);
+        let lines = text.lines().map(|l| super::printable(l) + "\n");
+        return put(None, &lines.collect::<String>());
     }
     let mut t = Table::new(&["from", "to", "class", "GB/s", "µs", "hops", "why"]);
     for r in rows {

@@ -9,7 +9,7 @@ use nd_topology::{Result, providers};
 use serde::Serialize;
 
 use super::table::Table;
-use super::{From, bytes, gbps, in_file, micros, named, put, put_json};
+use super::{From, bytes, gbps, micros, named, put, put_json};
 
 pub(super) const EXAMPLES: &str = "Examples:
   nd-topo place --from dgx-h100 --mesh tp=4,dp_shard=2
@@ -80,7 +80,7 @@ pub(super) fn run(a: &PlaceArgs) -> Result<()> {
     let model = match &a.model {
         Some(path) => {
             let text = providers::read_text(path)?;
-            Model::from_toml(&text).map_err(|e| in_file(&path.display().to_string(), e))?
+            Model::from_toml(&text).map_err(|e| e.in_file(&path.display().to_string()))?
         }
         None => Model::default(),
     };
@@ -96,7 +96,7 @@ pub(super) fn read_cluster(path: &Path) -> Result<Cluster> {
     let text = providers::read_text(path)?;
     let folder = path.parent().map(Path::to_owned).unwrap_or_default();
     let mut file = |name: &str| named(&folder.join(name).display().to_string());
-    Cluster::from_toml(&text, &mut file).map_err(|e| in_file(&path.display().to_string(), e))
+    Cluster::from_toml(&text, &mut file).map_err(|e| e.in_file(&path.display().to_string()))
 }
 
 fn json<'a>(cluster: &Cluster, p: &'a Placement) -> Json<'a> {
@@ -179,16 +179,15 @@ fn text(cluster: &Cluster, mesh: &Mesh, model: &Model, p: &Placement, ranks: boo
     } else {
         "as good as the default order, which is kept".to_owned()
     };
-    let worst = if p.us > 0.0 { p.worst_us / p.us } else { 1.0 };
+    let chosen = if p.nesting.contains('⊃') {
+        format!("{} (outermost axis first)", p.nesting)
+    } else {
+        p.nesting.clone()
+    };
     out.push_str(&format!(
-        "\nChosen: {}; {gain}; the worst of {} orders looked at costs {worst:.1} times as much. \
-         Times are predictions, axes one after the other, nothing hidden behind computation.\n",
-        if p.nesting.contains('⊃') {
-            format!("{} (outermost axis first)", p.nesting)
-        } else {
-            p.nesting.clone()
-        },
-        p.tried
+        "\nChosen: {chosen}; {gain}; {}. Times are predictions, axes one after the other, nothing hidden behind \
+         computation.\n",
+        compared(p)
     ));
     if ranks {
         out.push('\n');
@@ -197,4 +196,38 @@ fn text(cluster: &Cluster, mesh: &Mesh, model: &Model, p: &Placement, ranks: boo
         }
     }
     out
+}
+
+/// How the chosen order stands among those that were priced.
+fn compared(p: &Placement) -> String {
+    let times = p.worst_us / p.us;
+    match p.tried {
+        0 | 1 => "no other was looked at".to_owned(),
+        n if times.is_nan() || times < 1.05 => format!("the {n} orders looked at cost about the same"),
+        n => format!("the worst of the {n} orders looked at costs {times:.1} times as much"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_that_cost_the_same_are_said_to() {
+        let placed = |us, worst_us, tried| {
+            compared(&Placement {
+                order: Vec::new(),
+                nesting: String::new(),
+                rows: Vec::new(),
+                us,
+                default_us: us,
+                worst_us,
+                tried,
+            })
+        };
+        assert_eq!(placed(10.0, 10.0, 7), "the 7 orders looked at cost about the same");
+        assert_eq!(placed(0.0, 0.0, 7), "the 7 orders looked at cost about the same");
+        assert_eq!(placed(10.0, 25.0, 7), "the worst of the 7 orders looked at costs 2.5 times as much");
+        assert_eq!(placed(10.0, 10.0, 1), "no other was looked at");
+    }
 }

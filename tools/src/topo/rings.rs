@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, ValueEnum};
 use nd_topology::agreement::Derived;
 use nd_topology::formats::nccl_graph;
-use nd_topology::graph::NodeKind;
+use nd_topology::graph::NodeId;
 use nd_topology::search::{ChannelGraph, Pattern, Settings, search};
 use nd_topology::{Error, Result};
 use serde::Serialize;
@@ -28,7 +28,7 @@ pub(super) struct SearchArgs {
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=64))]
     max_channels: u32,
     /// What to print
-    #[arg(long, value_enum, default_value_t = Format::Table)]
+    #[arg(long, value_enum, default_value_t = Format::Table, conflicts_with = "json")]
     format: Format,
     /// Write JSON instead
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
@@ -147,14 +147,13 @@ fn channels(m: &Machine, g: &ChannelGraph) -> String {
             None => groups.push((c, vec![i])),
         }
     }
-    let port = |dev: i32| {
-        let named = m.graph.nets.iter().map(|&n| &m.graph.nodes[n]);
-        let mut named = named.filter(|n| matches!(n.kind, NodeKind::Net { dev: d, .. } if d == dev));
-        named.next().map_or_else(|| format!("net {dev}"), |n| n.name.clone())
+    let name = |node: Option<NodeId>, number: i32| {
+        node.map_or_else(|| number.to_string(), |n| m.graph.nodes[n].name.clone())
     };
+    let port = |dev: i32| name(m.graph.numbered_port(dev), dev);
     let mut out = String::new();
     for (c, list) in groups {
-        let mut walk: Vec<String> = c.gpus.iter().map(|d| format!("GPU{d}")).collect();
+        let mut walk: Vec<String> = c.gpus.iter().map(|&d| name(m.graph.numbered_gpu(d), d)).collect();
         if let Some([first, last]) = c.nets {
             walk.insert(0, port(first));
             walk.push(port(last));

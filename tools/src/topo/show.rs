@@ -56,8 +56,7 @@ fn overlay(a: &ShowArgs, m: &Machine) -> Result<Option<Overlay>> {
         let Some(channel) = ring.channels.first() else {
             return Err(Error::Invalid("there is no GPU, so no ring to draw".into()));
         };
-        let node = |dev: &i32| m.graph.node(&format!("GPU{dev}"));
-        let walk = channel.gpus.iter().map(node).collect::<Result<Vec<NodeId>>>()?;
+        let walk: Vec<NodeId> = channel.gpus.iter().filter_map(|&dev| m.graph.numbered_gpu(dev)).collect();
         let title = format!("ring 1 of {}, {} GB/s each", ring.channels.len(), gbps(ring.speed_intra));
         return Ok(Some(Overlay { title, walks: vec![walk], closed: true }));
     }
@@ -157,7 +156,8 @@ fn describe(m: &Machine, d: usize, dev: &Device) -> String {
                 (None, sm) => format!(" sm {}.{}", sm / 10, sm % 10),
             };
             let product = dev.product.as_deref().unwrap_or(if gpu.assumed { "GPU?" } else { "GPU" });
-            format!("GPU{}  {product}{sm}  {}", gpu.dev, dev.bus)
+            let name = node.map_or(format!("GPU{}", gpu.dev), |n| m.graph.nodes[n].name.clone());
+            format!("{name}  {product}{sm}  {}", dev.bus)
         }
         (None, 1) => format!("{}  PCIe bridge", dev.bus),
         (None, 2..) => format!("{}  PCIe switch", dev.bus),
@@ -199,9 +199,7 @@ fn link_text(m: &Machine, dev: &Device, node: Option<NodeId>) -> String {
 }
 
 fn nvlinks(m: &Machine, node: NodeId) -> String {
-    let amd = m.graph.nodes[node].device.is_some_and(|d| {
-        m.system.devices[d].gpu.as_ref().is_some_and(|g| g.gcn.is_some() || g.nvlinks.iter().any(|l| l.xgmi))
-    });
+    let amd = xgmi(m, node);
     let mut text = String::new();
     for (kind, word) in [(LinkKind::Nvl, if amd { "xGMI" } else { "NVLink" }), (LinkKind::C2c, "C2C")] {
         let links = m.graph.out[node].iter().map(|&l| &m.graph.links[l]);
@@ -214,6 +212,13 @@ fn nvlinks(m: &Machine, node: NodeId) -> String {
         }
     }
     text
+}
+
+/// A GPU's links to others are xGMI.
+fn xgmi(m: &Machine, node: NodeId) -> bool {
+    m.graph.nodes[node].device.is_some_and(|d| {
+        m.system.devices[d].gpu.as_ref().is_some_and(|g| g.gcn.is_some() || g.nvlinks.iter().any(|l| l.xgmi))
+    })
 }
 
 fn port(p: &Port) -> String {
@@ -239,7 +244,8 @@ fn cores(map: &str) -> Option<String> {
     let mut list = Vec::new();
     let words: Vec<&str> = map.split(',').collect();
     for (i, word) in words.iter().rev().enumerate() {
-        let bits = u32::from_str_radix(word.trim(), 16).ok()?;
+        // hwloc leaves words of zeros empty.
+        let bits = if word.is_empty() { 0 } else { u32::from_str_radix(word.trim(), 16).ok()? };
         list.extend((0..32).filter(|b| bits >> b & 1 == 1).map(|b| i as u32 * 32 + b));
     }
     let mut ranges: Vec<(u32, u32)> = Vec::new();
@@ -272,7 +278,7 @@ fn sockets(m: &Machine, out: &mut String) {
     }
 }
 
-/// As `nvidia-smi topo -m` prints it, with the number of NVLinks left to the tree above.
+/// As `nvidia-smi topo -m` prints it.
 fn matrix(m: &Machine, out: &mut String) {
     let ends: Vec<NodeId> = m.graph.gpus.iter().chain(&m.graph.nets).copied().collect();
     if ends.len() < 2 {
@@ -287,13 +293,46 @@ fn matrix(m: &Machine, out: &mut String) {
     head.extend(&names);
     let mut t = Table::new(&head);
     for (&a, name) in ends.iter().zip(&names) {
-        let cells = ends.iter().map(|&b| {
-            if a == b { "X".to_owned() } else { m.paths.class_for_people(&m.graph, a, b).word().to_owned() }
-        });
+        let cells = ends.iter().map(|&b| if a == b { "X".to_owned() } else { cell(m, a, b) });
         t.row(std::iter::once((*name).to_owned()).chain(cells));
     }
     out.push_str(&t.render());
-    out.push_str("\nNVL NVLink or xGMI · NVB the same through a GPU · C2C chip link · P2C chip link, then PCIe · PXN through a GPU near the NIC · PIX one PCIe switch · PXB several · PHB host bridge · NODE host bridges of one NUMA node · SYS between NUMA nodes\n\n");
+    let mut words = vec![
+        "NVL NVLink or xGMI whose number is not known",
+        "NV# so many NVLinks",
+        "XGMI# so many xGMI links",
+        "NVB NVLink or xGMI through a GPU",
+        "C2C chip link",
+        "PIX one PCIe switch",
+        "PXB several",
+        "P2C chip link, then PCIe",
+        "PXN through a GPU near the NIC",
+        "PHB host bridge",
+        "NODE host bridges of one NUMA node",
+        "SYS between NUMA nodes",
+        "DIS not connected",
+    ];
+    let used = |word: &&str| {
+        let name = word.split(' ').next().unwrap_or_default();
+        let stem = name.trim_end_matches('#');
+        let fits = |cell: &str| match cell.strip_prefix(stem) {
+            Some(rest) if name.ends_with('#') => rest.starts_with(|c: char| c.is_ascii_digit()),
+            Some(rest) => rest.is_empty(),
+            None => false,
+        };
+        ends.iter().any(|&a| ends.iter().any(|&b| a != b && fits(&cell(m, a, b))))
+    };
+    words.retain(used);
+    out.push_str(&format!("\n{}\n\n", words.join(" · ")));
+}
+
+/// One word of the matrix.
+fn cell(m: &Machine, a: NodeId, b: NodeId) -> String {
+    match m.paths.nvlinks(&m.graph, a, b) {
+        Some(n) if xgmi(m, a) => format!("XGMI{n}"),
+        Some(n) => format!("NV{n}"),
+        None => m.paths.class_for_people(&m.graph, a, b).word().to_owned(),
+    }
 }
 
 fn findings(m: &Machine, out: &mut String) {
@@ -314,6 +353,7 @@ mod tests {
     fn maps_of_cores() {
         assert_eq!(cores("3").as_deref(), Some("2 cores (0-1)"));
         assert_eq!(cores("00000001,80000001").as_deref(), Some("3 cores (0,31-32)"));
+        assert_eq!(cores("1,,0").as_deref(), Some("1 core (64)"));
         assert_eq!(cores("0"), None);
         assert_eq!(cores("x"), None);
     }

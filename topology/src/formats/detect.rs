@@ -15,9 +15,9 @@ pub enum Format {
     HwlocOld,
     /// Output of `nvidia-smi topo -m`.
     NvidiaSmi,
-    /// This crate's JSON.
+    /// JSON, this crate's or another's.
     Json,
-    /// A machine or cluster in TOML.
+    /// A machine, a cluster, or something else in TOML.
     Toml,
     /// Nothing known.
     Unknown,
@@ -61,7 +61,8 @@ pub fn guess(text: &str) -> Format {
             }
         };
     }
-    if head.starts_with('{') {
+    let list = || head.starts_with('[') && serde_json::from_str::<serde_json::Value>(text.trim()).is_ok();
+    if head.starts_with('{') || list() {
         return Format::Json;
     }
     let first =
@@ -86,6 +87,56 @@ pub fn guess(text: &str) -> Format {
 
 pub(crate) fn wrong_format(wanted: &str, text: &str) -> Error {
     Error::WrongFormat(format!("this is not {wanted}; it looks like {}", guess(text).describe()))
+}
+
+/// What a TOML file describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TomlKind {
+    Machine,
+    Cluster,
+    Measured,
+    Model,
+}
+
+impl TomlKind {
+    const ALL: [TomlKind; 4] = [TomlKind::Machine, TomlKind::Cluster, TomlKind::Measured, TomlKind::Model];
+
+    /// The key that only such a file has, what it is, and where it belongs.
+    fn marks(self) -> (&'static [&'static str], &'static str, &'static str) {
+        match self {
+            TomlKind::Machine => (
+                &["cpu"],
+                "one machine in TOML ([cpu], [gpu], …)",
+                "give it with --from, or name it in a cluster file: [[hosts]] with file = \"…\"",
+            ),
+            TomlKind::Cluster => {
+                (&["hosts"], "a cluster in TOML ([[hosts]])", "give it to `nd-topo place --cluster`")
+            }
+            TomlKind::Measured => {
+                (&["link"], "a file of measured links ([[link]])", "give it with --measured")
+            }
+            TomlKind::Model => (
+                &["layers", "hidden", "heads"],
+                "a model's shape in TOML",
+                "give it to `nd-topo place --model`",
+            ),
+        }
+    }
+}
+
+/// Refuses TOML that is of another kind by its keys; what is no TOML at all is left to the parser.
+pub(crate) fn expect_toml(text: &str, wanted: TomlKind) -> Result<(), Error> {
+    let Ok(table) = text.parse::<toml::Table>() else { return Ok(()) };
+    let has = |kind: TomlKind| kind.marks().0.iter().any(|key| table.contains_key(*key));
+    match TomlKind::ALL.into_iter().find(|&k| k != wanted && has(k) && !has(wanted)) {
+        Some(other) => Err(Error::WrongFormat(format!(
+            "this looks like {}, and {} is expected here; {}",
+            other.marks().1,
+            wanted.marks().1,
+            other.marks().2
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Reads a machine from any of the formats that hold one.

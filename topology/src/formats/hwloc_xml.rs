@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::xml::{Document, Element};
+use crate::model::constants::MAX_GBPS;
 use crate::model::{BusId, ClassKind, Device, Gpu, Nic, Numa, NvLink, Parent, Port, System, class_kind};
 use crate::{Error, Result};
 
@@ -238,8 +239,9 @@ impl Reader<'_> {
         d.ids = <[u16; 4]>::try_from(ids).ok();
         d.product = info(e, "PCIDevice").map(str::to_owned);
         let speed = e.get("pci_link_speed").and_then(|s| s.parse::<f64>().ok()).unwrap_or(0.0);
-        if speed < 0.0 {
-            return Err(self.document.at(e, format!("pci_link_speed {speed} of {} is negative", d.bus)));
+        if !(0.0..=MAX_GBPS).contains(&speed) {
+            let what = format!("pci_link_speed {speed:?} of {}; it is 0 to {MAX_GBPS} GB/s", d.bus);
+            return Err(self.document.at(e, what));
         }
         if let Some((text, width)) = link_from_raw(speed) {
             d.link_speed = Some(text.to_owned());

@@ -24,6 +24,9 @@ struct PathRow<'a> {
     from: &'a str,
     to: &'a str,
     class: &'static str,
+    /// NVLinks or xGMI links that the path is wide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    links: Option<u32>,
     gbps: f64,
     us: f64,
     hops: usize,
@@ -48,6 +51,7 @@ pub fn write(system: &System, graph: &Graph, paths: &Paths) -> String {
                 from: &graph.nodes[a].name,
                 to: &graph.nodes[b].name,
                 class: paths.class_for_people(graph, a, b).word(),
+                links: paths.nvlinks(graph, a, b),
                 gbps: path.bandwidth,
                 us: path.latency,
                 hops: path.links.len(),
@@ -66,6 +70,11 @@ pub fn read(text: &str) -> Result<System> {
     if text.len() > super::xml::MAX_BYTES {
         return Err(document.error(0, "the file is longer than 16 MiB"));
     }
+    if let Ok(value) = serde_json::from_str::<serde_json::Value>(text)
+        && value.get("format").is_none()
+    {
+        return Err(Error::WrongFormat(foreign(&value)));
+    }
     let read: Read = serde_json::from_str(text).map_err(|e| Error::Parse {
         format: FORMAT,
         line: e.line(),
@@ -80,4 +89,48 @@ pub fn read(text: &str) -> Result<System> {
     }
     read.system.validate()?;
     Ok(read.system)
+}
+
+/// What JSON that holds no machine looks like.
+fn foreign(value: &serde_json::Value) -> String {
+    let has = |key: &str| value.get(key).is_some();
+    let what = match value {
+        serde_json::Value::Object(_) if has("ring") && has("tree") => "what `nd-topo search --json` writes",
+        serde_json::Value::Object(_) if has("axes") && has("ranks") => "what `nd-topo place --json` writes",
+        serde_json::Value::Object(_) => "JSON of another program",
+        serde_json::Value::Array(list) if list.iter().any(|v| v.get("reason").is_some()) => {
+            "what `nd-topo paths --json` writes"
+        }
+        serde_json::Value::Array(_) => "a JSON list",
+        _ => "a single JSON value",
+    };
+    format!(
+        "this looks like {what}, which describes no machine; `nd-topo show --json` writes the JSON that is read here \
+         (an object with \"format\": \"nd-topology\")"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::formats::read_any;
+
+    #[test]
+    fn json_without_a_machine_is_named() {
+        let error = |text: &str| read_any(text).unwrap_err().to_string();
+        assert!(error("[]").contains("looks like a JSON list"), "{}", error("[]"));
+        assert!(error(" [1, 2]\n").contains("a JSON list"));
+        assert!(error("{\"a\": 1}").contains("JSON of another program"));
+        assert!(error("{\"ring\": {}, \"tree\": {}}").contains("nd-topo search --json"));
+        assert!(error("{\"format\": \"x\", \"version\": 1").contains("line 1"));
+    }
+
+    #[test]
+    fn toml_of_another_kind_is_named() {
+        let error = |text: &str| read_any(text).unwrap_err().to_string();
+        let cluster = error("[[hosts]]\nmachine = 'dgx-1'\n");
+        assert!(cluster.contains("a cluster in TOML") && cluster.contains("place --cluster"), "{cluster}");
+        let links = error("[[link]]\nfrom = 'a'\nto = 'b'\n");
+        assert!(links.contains("measured links") && links.contains("--measured"), "{links}");
+        assert!(error("layers = 3\nhidden = 8\n").contains("--model"));
+    }
 }

@@ -26,9 +26,25 @@ pub fn read(text: &str) -> Result<System> {
     let mut system = r.system;
     super::note_link_speeds(&mut system, "nccl-xml");
     super::note_self_links(&mut system, "nccl-xml");
+    note_hosts(&mut system);
     super::assume_gpus(&mut system, "nccl-xml");
     system.validate()?;
     Ok(system)
+}
+
+/// NCCL fuses the files of hosts that share NVSwitches, each with its own `host_hash`.
+fn note_hosts(system: &mut System) {
+    let hosts = system.hosts().into_iter().max().unwrap_or(0) + 1;
+    if hosts > 1 {
+        system.finding(
+            "nccl-xml",
+            format!(
+                "the file holds {hosts} hosts in one (host_hash), called host0 to host{}; they meet in the NVSwitches \
+                 alone, and the network between them is not described",
+                hosts - 1
+            ),
+        );
+    }
 }
 
 struct Reader<'a> {
@@ -184,6 +200,7 @@ impl Reader<'_> {
             sm: self.number(e, "sm")?.unwrap_or(0) as i32,
             rank: self.number(e, "rank")?.map(|r| r as i32),
             gdr: self.number(e, "gdr")?.map(|g| g != 0),
+            peer_access: None,
             gcn: e.get("gcn").map(str::to_owned),
             nvlinks,
             c2c,

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 
 use super::xml::Document;
-use crate::Result;
+use crate::graph::NodeKind;
 use crate::model::{BusId, Device, Gpu, Nic, Numa, NvLink, Parent, Port, System};
+use crate::{Graph, Paths, Result};
 
 const FORMAT: &str = "nvidia-smi topo -m";
 /// More devices than any host has.
@@ -23,10 +24,33 @@ enum Near {
     Far,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Cell {
     Same,
     Pcie(Near),
     NvLink(u32),
+}
+
+impl std::fmt::Display for Cell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Cell::Same => f.write_str("X"),
+            Cell::Pcie(near) => f.write_str(near.word()),
+            Cell::NvLink(count) => write!(f, "NV{count}"),
+        }
+    }
+}
+
+impl Near {
+    fn word(self) -> &'static str {
+        match self {
+            Near::Switch => "PIX",
+            Near::Switches => "PXB",
+            Near::HostBridge => "PHB",
+            Near::Numa => "NODE",
+            Near::Far => "SYS",
+        }
+    }
 }
 
 /// Reads the text, with or without terminal escapes and the legend.
@@ -37,13 +61,16 @@ pub fn read(text: &str) -> Result<System> {
     }
     let mut matrix = Matrix::parse(&document)?;
     matrix.check(&document)?;
-    let system = matrix.build();
+    let mut system = matrix.build();
     system.validate()?;
+    matrix.compare(&mut system)?;
     Ok(system)
 }
 
 struct Row {
     name: String,
+    /// Where the row begins in the text.
+    at: usize,
     cells: Vec<Cell>,
     cpus: Option<String>,
     numa: Option<i32>,
@@ -53,17 +80,6 @@ struct Matrix {
     columns: Vec<String>,
     rows: Vec<Row>,
     names: BTreeMap<String, String>,
-}
-
-fn is_device(word: &str) -> bool {
-    let tail = |p: &str| {
-        word.strip_prefix(p).is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-    };
-    tail("GPU")
-        || tail("NIC")
-        || word.starts_with("mlx")
-        || word.starts_with("bnxt")
-        || word.starts_with("irdma")
 }
 
 /// Terminal escapes out.
@@ -96,14 +112,16 @@ impl Matrix {
             let Some(&first) = words.first() else { continue };
             if matrix.columns.is_empty() {
                 if first == "GPU0" {
-                    matrix.columns =
-                        words.iter().take_while(|w| is_device(w)).map(|w| (*w).to_owned()).collect();
+                    // After the devices come `CPU Affinity`, `NUMA Affinity`, `GPU NUMA ID`.
+                    let devices = words.iter().take_while(|w| !matches!(**w, "CPU" | "NUMA" | "GPU"));
+                    matrix.columns = devices.map(|w| (*w).to_owned()).collect();
                     if matrix.columns.len() > MAX_DEVICES {
                         return Err(document.error(at, format!("more than {MAX_DEVICES} devices")));
                     }
                 }
                 continue;
             }
+            let is_device = |word: &str| matrix.columns.iter().any(|c| c == word);
             if let Some(label) = first.strip_suffix(':').filter(|f| is_device(f)) {
                 if let Some(name) = words.get(1) {
                     matrix.names.insert(label.to_owned(), (*name).to_owned());
@@ -151,7 +169,8 @@ impl Matrix {
         }
         let cpus = words.get(n + 1).filter(|w| w.starts_with(|c: char| c.is_ascii_digit()));
         let numa = words.get(n + 2).and_then(|w| w.split(['-', ',']).next()).and_then(|w| w.parse().ok());
-        self.rows.push(Row { name: words[0].to_owned(), cells, cpus: cpus.map(|c| (*c).to_owned()), numa });
+        let (name, cpus) = (words[0].to_owned(), cpus.map(|c| (*c).to_owned()));
+        self.rows.push(Row { name, at, cells, cpus, numa });
         Ok(())
     }
 
@@ -168,10 +187,61 @@ impl Matrix {
         for (i, (row, column)) in self.rows.iter().zip(&self.columns).enumerate() {
             if row.name != *column || !matches!(row.cells[i], Cell::Same) {
                 return Err(document.error(
-                    0,
+                    row.at,
                     format!("row {i} is {} and column {i} is {column}; both go in the same order", row.name),
                 ));
             }
+        }
+        for (i, row) in self.rows.iter().enumerate() {
+            for (j, other) in self.rows[..i].iter().enumerate() {
+                let (here, there) = (row.cells[j], other.cells[i]);
+                if here != there || here == Cell::Same {
+                    return Err(document.error(
+                        row.at,
+                        format!(
+                            "row {} says {here} to {}, and row {} says {there} to {}; the way there is the way back",
+                            row.name, other.name, other.name, row.name
+                        ),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Says where the machine that was built is closer or farther than the text: no tree fits all its words.
+    fn compare(&self, system: &mut System) -> Result<()> {
+        let graph = Graph::new(system)?;
+        let paths = Paths::new(&graph);
+        let node = |row: &Row| {
+            let gpu = number(&row.name);
+            let name = self.names.get(&row.name).unwrap_or(&row.name);
+            graph.gpus.iter().chain(&graph.nets).copied().find(|&n| match graph.nodes[n].kind {
+                NodeKind::Gpu { dev, .. } => Some(dev) == gpu,
+                _ => gpu.is_none() && graph.nodes[n].name == *name,
+            })
+        };
+        let nodes: Vec<_> = self.rows.iter().map(node).collect();
+        let mut differ = Vec::new();
+        for (i, row) in self.rows.iter().enumerate() {
+            for (j, other) in self.rows[..i].iter().enumerate() {
+                let (Cell::Pcie(near), Some(a), Some(b)) = (row.cells[j], nodes[i], nodes[j]) else {
+                    continue;
+                };
+                let built = paths.class_for_people(&graph, a, b).word();
+                if built != near.word() {
+                    differ.push(format!("{} to {} ({}, here {built})", other.name, row.name, near.word()));
+                }
+            }
+        }
+        if let Some(first) = differ.first() {
+            let n = differ.len();
+            system.finding(
+                "nvidia-smi",
+                format!(
+                    "no PCIe tree gives all the words of the matrix; {n} pairs differ, the first is {first}"
+                ),
+            );
         }
         Ok(())
     }
@@ -224,10 +294,12 @@ impl Matrix {
                 }
             }
             let mut parent = Parent::Numa(numa);
-            // A switch for each group of at least two; the upper one only where it holds more than the lower.
+            // A switch for each group of at least two, and an upper one where several groups are at PXB: then each
+            // device has a lower switch, if only for itself, because a way through one switch would be PIX.
+            let upper = size(2, levels[2][i]) > size(3, levels[3][i]);
             for level in [2, 3] {
                 let g = levels[level][i];
-                let useful = size(level, g) > 1 && (level == 3 || size(2, g) > size(3, levels[3][i]));
+                let useful = upper || (level == 3 && size(level, g) > 1);
                 if !useful {
                     continue;
                 }
@@ -358,7 +430,6 @@ fn clip(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Graph, Paths};
 
     const DGX1: &str = "\u{1b}[4m\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\u{1b}[0m
 GPU0\t X \tNV1\tSYS\tPIX\t0-19\t0
@@ -389,10 +460,52 @@ NIC Legend:
         assert_eq!(system.numas.len(), 2);
     }
 
+    fn words(text: &str) -> Vec<String> {
+        let system = read(text).unwrap();
+        let graph = Graph::new(&system).unwrap();
+        let paths = Paths::new(&graph);
+        let ends: Vec<_> = graph.gpus.iter().chain(&graph.nets).copied().collect();
+        let word = |&a, &b| paths.class_for_people(&graph, a, b).word();
+        let row = |a| ends.iter().filter(|b| *b != a).map(|b| word(a, b)).collect::<Vec<_>>().join(" ");
+        ends.iter().map(row).collect()
+    }
+
+    #[test]
+    fn every_word_comes_back() {
+        for near in ["PIX", "PXB", "PHB", "NODE", "SYS"] {
+            let text = format!("GPU0 mlx5_0 CPU Affinity\nGPU0 X {near} 0-19\nmlx5_0 {near} X\n");
+            assert_eq!(words(&text), [near, near]);
+        }
+        let mixed = "GPU0 GPU1 NIC0 efa_0\nGPU0 X PXB PIX PXB\nGPU1 PXB X PXB PIX\nNIC0 PIX PXB X PXB\n\
+                     efa_0 PXB PIX PXB X\n";
+        assert_eq!(words(mixed), ["PXB PIX PXB", "PXB PXB PIX", "PIX PXB PXB", "PXB PIX PXB"]);
+    }
+
+    #[test]
+    fn a_matrix_that_is_not_symmetric_names_both_cells() {
+        let error = read(&DGX1.replace("NIC0\tPIX", "NIC0\tPXB")).unwrap_err().to_string();
+        assert!(error.contains("line 5"), "{error}");
+        assert!(error.contains("row NIC0 says PXB to GPU0, and row GPU0 says PIX to NIC0"), "{error}");
+        let error = read("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV2 X\n").unwrap_err().to_string();
+        assert!(error.contains("NV2") && error.contains("NV4"), "{error}");
+        let error = read("GPU0 GPU1\nGPU0 X X\nGPU1 X X\n").unwrap_err().to_string();
+        assert!(error.contains("row GPU1 says X to GPU0"), "{error}");
+    }
+
+    #[test]
+    fn words_that_no_tree_gives_are_a_finding() {
+        let text = "GPU0 GPU1 GPU2\nGPU0 X PIX SYS\nGPU1 PIX X PIX\nGPU2 SYS PIX X\n";
+        let system = read(text).unwrap();
+        let found =
+            system.findings.iter().any(|f| f.message.contains("the first is GPU0 to GPU2 (SYS, here PIX)"));
+        assert!(found, "{:?}", system.findings);
+    }
+
     #[test]
     fn bad_cells_are_named() {
         let error = read(&DGX1.replace("PIX\t0-19", "FOO\t0-19")).unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("FOO"), "{error}");
+        assert!(error.contains("`FOO` is no connection; there are X NV# PIX PXB PHB NODE SYS"), "{error}");
         let error = read("GPU0 GPU1\nGPU0 X NV1\n").unwrap_err().to_string();
         assert!(error.contains("2 columns and 1 rows"), "{error}");
     }

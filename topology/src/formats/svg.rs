@@ -463,10 +463,11 @@ impl Drawing<'_> {
         let mut x = 30.0;
         let mut line = y;
         let present = |k: LinkKind| self.graph.links.iter().any(|l| l.kind == k);
+        let amd = self.system.gpus().any(|(_, _, g)| g.gcn.is_some() || g.nvlinks.iter().any(|l| l.xgmi));
         let mut entries: Vec<(&str, LinkKind)> = Vec::new();
         for (text, kind) in [
             ("PCIe", LinkKind::Pci),
-            ("NVLink / xGMI", LinkKind::Nvl),
+            (if amd { "xGMI" } else { "NVLink" }, LinkKind::Nvl),
             ("chip to chip", LinkKind::C2c),
             ("between sockets", LinkKind::Sys),
         ] {

@@ -10,7 +10,7 @@
 //! model = 143
 //!
 //! [[switch]]                 # PCIe switches, called sw0, sw1, … in order
-//! on = ["numa0", "numa1"]    # one switch for each entry
+//! on = ["numa0.0", "numa1"]  # one switch for each entry; numa0.1 is the second PCIe host bridge of NUMA node 0
 //! link = "5.0 x16"           # PCIe generation and lanes toward the CPU
 //!
 //! [gpu]
@@ -19,6 +19,7 @@
 //! on = ["sw0", "sw0", "sw1", "sw1"]
 //! link = "5.0 x16"
 //! nvswitch = 18              # NVLinks of each GPU to the NVSwitches; or pairs = [[0, 1, 4], …] (GPU, GPU, links)
+//! peer_access = true         # false where other GPUs cannot reach the memory over PCIe (GeForce)
 //!
 //! [[nic]]
 //! on = ["sw0", "sw1"]
@@ -30,6 +31,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use crate::formats::detect::{TomlKind, expect_toml};
 use crate::model::{BusId, C2c, Device, Gpu, Nic, Numa, NvLink, Parent, Port, System};
 use crate::{Error, Result};
 
@@ -139,6 +141,7 @@ struct GpuTable {
     c2c: Option<C2c>,
     #[serde(default = "yes")]
     gdr: bool,
+    peer_access: Option<bool>,
 }
 
 fn yes() -> bool {
@@ -163,6 +166,7 @@ fn mlx() -> String {
 
 /// Reads a machine's TOML (see the module's own text for the form).
 pub fn from_toml(text: &str) -> Result<System> {
+    expect_toml(text, TomlKind::Machine)?;
     let file: File = toml::from_str(text).map_err(|e| toml_error("machine TOML", text, &e))?;
     Builder { file: &file, system: System::default(), switches: Vec::new(), next: BTreeMap::new() }.build()
 }
@@ -238,16 +242,22 @@ impl Builder<'_> {
         Ok(self.system)
     }
 
-    fn parent(&mut self, on: &str, depth: usize) -> Result<Parent> {
-        if let Some(n) = on.strip_prefix("numa").and_then(|n| n.parse::<usize>().ok()) {
-            if n < self.system.numas.len() {
-                return Ok(Parent::Numa(n));
+    /// What a place stands for, and the host bridge where it names one.
+    fn parent(&mut self, on: &str, depth: usize) -> Result<(Parent, Option<String>)> {
+        let (node, bridge) = on.split_once('.').map_or((on, None), |(node, bridge)| (node, Some(bridge)));
+        if let Some(n) = node.strip_prefix("numa").and_then(|n| n.parse::<usize>().ok()) {
+            let bridge_is_known = bridge.is_none_or(|b| b.parse::<u8>().is_ok());
+            if n < self.system.numas.len() && bridge_is_known {
+                return Ok((Parent::Numa(n), bridge.map(|_| on.to_owned())));
             }
             let known: Vec<String> = (0..self.system.numas.len()).map(|n| format!("numa{n}")).collect();
             return Err(Error::unknown("NUMA node", on, known.iter().map(String::as_str)));
         }
         match on.strip_prefix("sw").and_then(|n| n.parse::<usize>().ok()) {
-            Some(s) if s < self.switches.len() => Ok(Parent::Device(self.switch(s, depth + 1)?)),
+            Some(s) if s < self.switches.len() => {
+                let at = self.switch(s, depth + 1)?;
+                Ok((Parent::Device(at), self.system.devices[at].host_bridge.clone()))
+            }
             _ => {
                 let numas = (0..self.system.numas.len()).map(|n| format!("numa{n}"));
                 let known: Vec<String> =
@@ -274,7 +284,12 @@ impl Builder<'_> {
     }
 
     /// Addresses are ours: each NUMA node has its own range of buses.
-    fn device(&mut self, parent: Parent, class: u32, text: &str) -> Result<usize> {
+    fn device(
+        &mut self,
+        (parent, bridge): (Parent, Option<String>),
+        class: u32,
+        text: &str,
+    ) -> Result<usize> {
         let numa = match parent {
             Parent::Numa(n) => n,
             Parent::Device(d) => self.system.numa_of(d),
@@ -283,6 +298,7 @@ impl Builder<'_> {
         *next += 1;
         let bus = BusId::parse(&format!("{:04x}:{:02x}:00.0", numa, *next)).map_err(Error::Invalid)?;
         let mut d = Device::new(parent, bus, class);
+        d.host_bridge = bridge;
         let (speed, width) = link(text)?;
         d.link_speed = Some(speed);
         d.link_width = Some(width);
@@ -301,6 +317,7 @@ impl Builder<'_> {
                 sm: table.sm,
                 rank: Some(dev as i32),
                 gdr: Some(table.gdr),
+                peer_access: table.peer_access,
                 gcn: table.gcn.clone(),
                 c2c: table.c2c.into_iter().collect(),
                 ..Gpu::default()
@@ -425,6 +442,47 @@ mod tests {
         let (gpu, port) = (graph.node("GPU0").unwrap(), graph.node("mlx5_0").unwrap());
         assert_eq!(paths.class_for_people(&graph, gpu, port), PathClass::P2c);
         assert!(paths.reason(&graph, gpu, port).contains("chip link to NUMA0"));
+    }
+
+    /// The matrices that owners of these machines publish from `nvidia-smi topo -m`.
+    #[test]
+    fn words_are_those_of_the_real_machines() {
+        let word = |machine_name: &str, a: &str, b: &str| {
+            let graph = Graph::new(&machine(machine_name).unwrap()).unwrap();
+            let (a, b) = (graph.node(a).unwrap(), graph.node(b).unwrap());
+            Paths::new(&graph).class_for_people(&graph, a, b).word()
+        };
+        for (name, other, want) in [
+            // Broadwell has one host bridge a socket.
+            ("dgx-1", "mlx5_0", "PIX"),
+            ("dgx-1", "mlx5_1", "PHB"),
+            ("dgx-1", "mlx5_2", "SYS"),
+            ("dgx-2", "mlx5_0", "PIX"),
+            ("dgx-2", "mlx5_1", "PXB"),
+            ("dgx-2", "mlx5_2", "NODE"),
+            ("dgx-2", "mlx5_4", "SYS"),
+            ("dgx-a100", "mlx5_0", "PXB"),
+            ("dgx-a100", "mlx5_1", "PXB"),
+            ("dgx-a100", "mlx5_2", "NODE"),
+            ("dgx-h100", "mlx5_0", "PIX"),
+            ("dgx-h100", "mlx5_1", "NODE"),
+            ("dgx-b200", "mlx5_3", "NODE"),
+            ("dgx-b200", "mlx5_4", "SYS"),
+            ("rtx4090-8x", "GPU1", "NODE"),
+            ("rtx4090-8x", "GPU4", "SYS"),
+            ("gb200-nvl72", "mlx5_0", "P2C"),
+        ] {
+            assert_eq!(word(name, "GPU0", other), want, "{name}: GPU0 to {other}");
+        }
+    }
+
+    #[test]
+    fn cards_without_peer_access_say_so() {
+        let graph = Graph::new(&machine("rtx4090-8x").unwrap()).unwrap();
+        let paths = Paths::new(&graph);
+        let reason = |a, b| paths.reason(&graph, graph.node(a).unwrap(), graph.node(b).unwrap());
+        assert!(reason("GPU0", "GPU1").contains("no peer-to-peer access"), "{}", reason("GPU0", "GPU1"));
+        assert!(!reason("GPU0", "mlx5_0").contains("peer-to-peer"));
     }
 
     #[test]

@@ -11,6 +11,15 @@ pub const DEFAULT_NET_MBPS: f64 = 10_000.0;
 /// Traffic between GPUs through an Intel root complex costs this factor more (NCCL 2.30 `INTEL_P2P_OVERHEAD`).
 pub const INTEL_P2P_OVERHEAD: f64 = 1.2;
 
+/// The most GB/s that a link is believed to have: a thousand times what is built.
+pub const MAX_GBPS: f64 = 1e6;
+/// The most Mb/s that a port is believed to have: 100 Tb/s, where 1.6 Tb/s is built.
+pub const MAX_PORT_MBPS: f64 = 1e8;
+/// The most GT/s that a PCIe lane is believed to signal at: PCIe 7.0 has 128.
+pub const MAX_LINK_GTS: f64 = 1024.0;
+/// The most µs that a link or port is believed to take: a second.
+pub const MAX_US: f64 = 1e6;
+
 /// GB/s of one NVLink for a compute capability (NCCL 2.30 `graph/topo.h`).
 pub fn nvlink_bandwidth(sm: i32) -> f64 {
     match sm {

@@ -5,14 +5,11 @@
 
 mod bus;
 pub mod constants;
-
-use std::collections::HashMap;
+mod validate;
 
 use serde::{Deserialize, Serialize};
 
 pub use bus::BusId;
-
-use crate::{Error, Result};
 
 /// Attributes of a file that this crate keeps and does not interpret, in their order.
 pub type Attributes = Vec<(String, String)>;
@@ -142,6 +139,9 @@ pub struct Gpu {
     /// NICs can reach its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gdr: Option<bool>,
+    /// Other GPUs can reach its memory over PCIe; absent where the source does not say, which counts as yes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_access: Option<bool>,
     /// AMD's gfx target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gcn: Option<String>,
@@ -340,170 +340,24 @@ impl System {
         }
     }
 
+    /// For each NUMA node the number of its host, in the order in which the hosts appear: all 0 but in fused files.
+    pub fn hosts(&self) -> Vec<usize> {
+        let mut known: Vec<Option<&str>> = Vec::new();
+        self.numas
+            .iter()
+            .map(|numa| {
+                let hash = numa.host_hash.as_deref();
+                known.iter().position(|k| *k == hash).unwrap_or_else(|| {
+                    known.push(hash);
+                    known.len() - 1
+                })
+            })
+            .collect()
+    }
+
     /// Devices directly below `parent`, in order.
     pub fn children(&self, parent: Parent) -> impl Iterator<Item = usize> {
         self.devices.iter().enumerate().filter(move |(_, d)| d.parent == parent).map(|(i, _)| i)
-    }
-
-    /// Checks what no reader can check on its own: parents exist and make a tree, bus ids are unique, speeds are
-    /// positive, NVLinks lead somewhere.
-    pub fn validate(&self) -> Result<()> {
-        if self.numas.is_empty() {
-            return Err(Error::invalid(
-                "the system has no NUMA node; even a machine without NUMA has one <cpu>",
-            ));
-        }
-        if self.devices.len() > MAX_DEVICES {
-            return Err(Error::invalid(format!(
-                "{} PCI devices in one host; at most {MAX_DEVICES} are looked at",
-                self.devices.len()
-            )));
-        }
-        if self.numas.len() > MAX_NUMAS {
-            return Err(Error::invalid(format!(
-                "{} NUMA nodes in one host; at most {MAX_NUMAS} are looked at",
-                self.numas.len()
-            )));
-        }
-        let mut numas = HashMap::new();
-        for (i, numa) in self.numas.iter().enumerate() {
-            if let Some(first) = numas.insert((numa.id, numa.host_hash.as_deref()), i) {
-                return Err(Error::invalid(format!(
-                    "NUMA node {} is described twice (nodes {first} and {i} of the file); give each its own id",
-                    numa.id
-                )));
-            }
-        }
-        self.validate_tree()?;
-        let mut seen: HashMap<&BusId, usize> = HashMap::new();
-        for (i, d) in self.devices.iter().enumerate() {
-            if let Some(first) = seen.insert(&d.bus, i) {
-                let mut hosts: Vec<&str> = self.numas.iter().filter_map(|n| n.host_hash.as_deref()).collect();
-                hosts.sort_unstable();
-                hosts.dedup();
-                if hosts.len() > 1 {
-                    return Err(Error::invalid(format!(
-                        "the file holds {} hosts in one (host_hash {}), and {} is in more than one of them; give each \
-                         host its own file and join them in a cluster file with network.nvlink_domain",
-                        hosts.len(),
-                        hosts.iter().take(4).copied().collect::<Vec<_>>().join(", "),
-                        d.bus
-                    )));
-                }
-                return Err(Error::invalid(format!(
-                    "bus id {} is used by two devices (number {first} and number {i}); each PCI function has its own",
-                    d.bus
-                )));
-            }
-        }
-        let mut ranks = HashMap::new();
-        let mut devs = HashMap::new();
-        for (_, d, gpu) in self.gpus() {
-            if gpu.dev < 0 {
-                return Err(Error::invalid(format!(
-                    "GPU {} has the number {} (dev); the driver counts from 0",
-                    d.bus, gpu.dev
-                )));
-            }
-            if let Some(other) = devs.insert(gpu.dev, &d.bus) {
-                return Err(Error::invalid(format!(
-                    "GPUs {other} and {} both have the number {} (dev); each has its own",
-                    d.bus, gpu.dev
-                )));
-            }
-            if gpu.sm < 0 {
-                return Err(Error::invalid(format!(
-                    "GPU {} has compute capability {} (sm); 90 stands for 9.0, 0 for unknown",
-                    d.bus, gpu.sm
-                )));
-            }
-            if let Some(rank) = gpu.rank
-                && let Some(other) = ranks.insert(rank, &d.bus)
-            {
-                return Err(Error::invalid(format!("GPUs {other} and {} both have rank {rank}", d.bus)));
-            }
-            self.validate_gpu(d, gpu, &seen)?;
-        }
-        for (_, port) in self.ports() {
-            if let Some(speed) = port.speed_mbps
-                && (speed < 0.0 || !speed.is_finite())
-            {
-                return Err(Error::invalid(format!(
-                    "port {} has a speed of {speed} Mb/s; a speed is positive, or absent if it is not known",
-                    port.name
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    fn validate_tree(&self) -> Result<()> {
-        for (i, d) in self.devices.iter().enumerate() {
-            let mut at = i;
-            for step in 0.. {
-                match self.devices[at].parent {
-                    Parent::Numa(n) if n < self.numas.len() => break,
-                    Parent::Numa(n) => {
-                        return Err(Error::invalid(format!(
-                            "{} hangs off NUMA node number {n}, but there are {}",
-                            d.bus,
-                            self.numas.len()
-                        )));
-                    }
-                    Parent::Device(p) if p >= self.devices.len() => {
-                        return Err(Error::invalid(format!(
-                            "{} hangs off device number {p}, but there are {}",
-                            d.bus,
-                            self.devices.len()
-                        )));
-                    }
-                    Parent::Device(_) if step > self.devices.len() => {
-                        return Err(Error::invalid(format!(
-                            "the PCI tree has a cycle through {}: a device cannot be above itself",
-                            d.bus
-                        )));
-                    }
-                    Parent::Device(p) => at = p,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn validate_gpu(&self, d: &Device, gpu: &Gpu, seen: &HashMap<&BusId, usize>) -> Result<()> {
-        for link in &gpu.nvlinks {
-            if link.count == 0 {
-                return Err(Error::invalid(format!(
-                    "GPU {} has an NVLink to {} with count 0; leave it out, or say how many links there are",
-                    d.bus, link.target
-                )));
-            }
-            if let Some(bw) = link.bandwidth
-                && !(bw > 0.0 && bw.is_finite())
-            {
-                return Err(Error::invalid(format!(
-                    "GPU {}: NVLink to {} has {bw} GB/s, which is not positive",
-                    d.bus, link.target
-                )));
-            }
-            let switch = link.target.is_placeholder()
-                || link.target_class.is_some_and(|c| matches!(c, 0x068000 | 0x068001));
-            if !switch && !seen.contains_key(&link.target) {
-                return Err(Error::invalid(format!(
-                    "GPU {} has an NVLink to {}, and there is no such device; add it, or remove the link",
-                    d.bus, link.target
-                )));
-            }
-        }
-        for c2c in &gpu.c2c {
-            if !(c2c.bw > 0.0 && c2c.bw.is_finite()) || c2c.count == 0 {
-                return Err(Error::invalid(format!(
-                    "GPU {} has a C2C link of {} × {} MB/s; both must be positive",
-                    d.bus, c2c.count, c2c.bw
-                )));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 //! once.
 
 use crate::cluster::{Cluster, NetworkKind, Slot};
+use crate::graph::LinkKind;
 use crate::path::PathClass;
 
 use super::mesh::Mesh;
@@ -18,6 +19,17 @@ pub(super) struct AxisCost {
     pub class: PathClass,
     /// That hop leaves its leaf switch.
     pub spine: bool,
+    /// What gives that hop the least.
+    pub narrowest: Narrowest,
+}
+
+/// What limits a hop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Narrowest {
+    /// Its share of what leaves or enters the leaf.
+    Spine,
+    /// A link inside a host, the port among them.
+    Link(LinkKind),
 }
 
 /// Precomputed offsets, so that pricing an order only counts.
@@ -75,13 +87,23 @@ impl<'a> Pricer<'a> {
             self.each_link(a, b, |l| load[l] += 1);
             self.each_uplink(a, b, |u| up[u] += 1);
         }
-        let mut worst = AxisCost { us: 0.0, gbps: f64::INFINITY, class: PathClass::Loc, spine: false };
+        let narrowest = Narrowest::Link(LinkKind::Nvl);
+        let mut worst =
+            AxisCost { us: 0.0, gbps: f64::INFINITY, class: PathClass::Loc, spine: false, narrowest };
         let mut latency: f64 = 0.0;
         for rank in 0..order.len() {
             let (a, b) = hop(rank);
-            let mut gbps = f64::INFINITY;
-            self.each_link(a, b, |l| gbps = gbps.min(self.bandwidth(a, b, l) / f64::from(load[l])));
-            self.each_uplink(a, b, |u| gbps = gbps.min(self.uplink[u / 2] / f64::from(up[u])));
+            let (mut gbps, mut narrowest) = (f64::INFINITY, worst.narrowest);
+            let mut limit = |share: f64, by: Narrowest| {
+                if share < gbps {
+                    (gbps, narrowest) = (share, by);
+                }
+            };
+            self.each_link(a, b, |l| {
+                let (bandwidth, kind) = self.link(a, b, l);
+                limit(bandwidth / f64::from(load[l]), Narrowest::Link(kind));
+            });
+            self.each_uplink(a, b, |u| limit(self.uplink[u / 2] / f64::from(up[u]), Narrowest::Spine));
             let between = self.class_and_latency(a, b);
             latency = latency.max(between.1);
             let spine = between.0 == PathClass::Net && self.cluster.through_spine(a, b);
@@ -89,6 +111,7 @@ impl<'a> Pricer<'a> {
                 worst.gbps = gbps;
                 worst.class = between.0;
                 worst.spine = spine;
+                worst.narrowest = narrowest;
             }
         }
         // Each call takes size-1 steps around a ring, or twice the depth of a tree: what is less.
@@ -136,9 +159,10 @@ impl<'a> Pricer<'a> {
         }
     }
 
-    fn bandwidth(&self, a: Slot, b: Slot, link: usize) -> f64 {
+    fn link(&self, a: Slot, b: Slot, link: usize) -> (f64, LinkKind) {
         let host = if self.owns(a.host, link) { a.host } else { b.host };
-        self.cluster.kind(host).graph.links[link - self.first_link[host]].bandwidth
+        let link = &self.cluster.kind(host).graph.links[link - self.first_link[host]];
+        (link.bandwidth, link.kind)
     }
 
     fn owns(&self, host: usize, link: usize) -> bool {

@@ -2,10 +2,11 @@
 //! 24) over the hosts in order and grouped by leaf and kind, and then exchanges of two ranks or two hosts, bounded in
 //! number. The default order is always among the candidates, so the result is never worse.
 
-use super::cost::{AxisCost, Pricer, total};
+use super::cost::{AxisCost, Narrowest, Pricer, total};
 use super::mesh::Mesh;
 use super::traffic::{self, Model, Traffic};
 use crate::cluster::{Cluster, Slot};
+use crate::graph::LinkKind;
 use crate::path::PathClass;
 use crate::{Error, Result};
 
@@ -48,7 +49,7 @@ pub struct Row {
 pub struct Placement {
     /// Slot of each rank.
     pub order: Vec<Slot>,
-    /// Axes from the innermost place outward, as nested over the slots; for people.
+    /// Axes as nested over the slots, outermost first (`dp_shard ⊃ tp`), or how else the order came about; for people.
     pub nesting: String,
     /// One row for each axis.
     pub rows: Vec<Row>,
@@ -229,7 +230,11 @@ impl Solver<'_> {
         let rows = self.mesh.axes.iter().enumerate().map(|(i, axis)| {
             let cost = &best.costs[i];
             let how = match cost.class {
-                PathClass::Net if cost.spine => "network, through the spine",
+                PathClass::Net if cost.spine => match cost.narrowest {
+                    Narrowest::Spine => "network, through the spine, whose share is the least",
+                    Narrowest::Link(LinkKind::Net) => "network, through the spine; the port gives less",
+                    Narrowest::Link(_) => "network, through the spine; the way to the port gives less",
+                },
                 PathClass::Net => "network, one leaf switch",
                 PathClass::Nvl if cluster.network.nvlink_domain > 1 => "NVLink inside the rack",
                 PathClass::Nvl | PathClass::Nvb => "NVLink inside the host",
@@ -359,6 +364,46 @@ mod tests {
         let p = place(&c, &mesh, &Model::default()).unwrap();
         let link = |axis: &str| p.rows.iter().find(|r| r.axis == axis).unwrap().link.clone();
         assert_eq!((link("tp").as_str(), link("dp_shard").as_str()), ("NVL", "NET"));
+    }
+
+    #[test]
+    fn the_label_says_what_the_slowest_hop_is_held_up_by() {
+        let how = |machine: &str, over: f64, per_leaf: usize| {
+            let c = cluster(machine, 4, per_leaf, over, NetworkKind::LeafSpine);
+            let tp = c.kinds[0].slots.len();
+            let mesh = Mesh::parse(&format!("tp={tp},dp_shard=4"), 4 * tp).unwrap();
+            let p = place(&c, &mesh, &Model::default()).unwrap();
+            p.rows.iter().find(|r| r.axis == "dp_shard").map(|r| (r.how.clone(), r.gbps)).unwrap()
+        };
+        // Two hosts of 8 × 50 GB/s on a leaf; one of them sends out of it, over PCIe links of 48 GB/s each.
+        assert_eq!(how("dgx-h100", 1.0, 2).0, "network, through the spine; the way to the port gives less");
+        assert_eq!(
+            how("dgx-h100", 4.0, 2),
+            ("network, through the spine, whose share is the least".into(), 25.0)
+        );
+        assert_eq!(how("dgx-h100", 4.0, 4).0, "network, one leaf switch");
+        // Ports of 12.5 GB/s behind PCIe links of 48.
+        let port = "network, through the spine; the port gives less".to_owned();
+        assert_eq!(how("cpu-2s", 1.0, 2), (port, 12.5));
+    }
+
+    #[test]
+    fn orders_are_named_outermost_first() {
+        let c = cluster("dgx-h100", 4, 4, 1.0, NetworkKind::Rails);
+        let mesh = Mesh::parse("tp=8,dp_shard=4", 32).unwrap();
+        let p = place(&c, &mesh, &Model::default()).unwrap();
+        assert_eq!(p.nesting, "the default order");
+        // A mesh whose outermost axis is the one that talks most belongs inside out.
+        let order = |nesting: &[usize]| {
+            let pricer = Pricer::new(&c);
+            let solver = Solver { pricer, mesh: &mesh, traffic: &[], tried: 0, best: None, worst: None };
+            solver.nest(nesting, &c.slots())
+        };
+        let axis = |name: &str| mesh.axes.iter().position(|a| a.name == name).unwrap();
+        let inside = order(&[axis("dp_shard"), axis("tp")]);
+        assert!(inside[..8].iter().all(|s| s.host == 0), "tp is innermost: its ranks share a host");
+        let outside = order(&[axis("tp"), axis("dp_shard")]);
+        assert_eq!(outside[..4].iter().map(|s| s.host).collect::<Vec<_>>(), [0, 0, 1, 1]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How many bytes each axis of a mesh moves in one training step.
 //!
-//! Formulas: reference/training.md §2 (ZeRO, arXiv 1910.02054; Megatron, arXiv 1909.08053; Ring Attention, arXiv
-//! 2310.01889). Bytes are those one rank sends in a ring.
+//! Formulas: ZeRO (arXiv 1910.02054), Megatron (arXiv 1909.08053), Ring Attention (arXiv 2310.01889). Bytes are those
+//! one rank sends in a ring.
 
 use serde::Deserialize;
 
@@ -61,6 +61,8 @@ impl Default for Model {
 impl Model {
     /// Reads a model's TOML: the names of the fields; what is left out is as in [`Model::default`].
     pub fn from_toml(text: &str) -> Result<Model> {
+        use crate::formats::detect::{TomlKind, expect_toml};
+        expect_toml(text, TomlKind::Model)?;
         let model: Model =
             toml::from_str(text).map_err(|e| crate::library::toml_error("model TOML", text, &e))?;
         let all = [

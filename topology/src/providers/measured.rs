@@ -14,7 +14,9 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use crate::formats::detect::TomlKind;
 use crate::model::LinkOverride;
+use crate::model::constants::{MAX_GBPS, MAX_US};
 use crate::{Error, Result, System};
 
 #[derive(Deserialize)]
@@ -27,13 +29,14 @@ struct File {
 /// Reads measurements from a file and adds them.
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::Parse`], and those of [`parse`].
+/// [`Error::Io`], and those of [`parse`] with the file's name.
 pub fn add(system: &mut System, path: &Path) -> Result<()> {
-    let links = parse(&super::read_text(path)?)?;
-    system.finding("measured", format!("{} links from {}", links.len(), path.display()));
+    let name = path.display().to_string();
+    let links = parse(&super::read_text(path)?).map_err(|e| e.in_file(&name))?;
+    system.finding("measured", format!("{} links from {name}", links.len()));
     system.overrides.extend(links);
     // Names and neighbourhood are checked where the graph is made.
-    crate::Graph::new(system).map(|_| ())
+    crate::Graph::new(system).map(|_| ()).map_err(|e| e.in_file(&name))
 }
 
 /// Reads measurements from TOML.
@@ -41,15 +44,20 @@ pub fn add(system: &mut System, path: &Path) -> Result<()> {
 /// # Errors
 /// [`Error::Invalid`] for a link without a number, or with one that is not positive.
 pub fn parse(text: &str) -> Result<Vec<LinkOverride>> {
+    crate::formats::detect::expect_toml(text, TomlKind::Measured)?;
     let file: File =
         toml::from_str(text).map_err(|e| crate::library::toml_error("measured links TOML", text, &e))?;
-    for l in &file.link {
-        let numbers = [l.gbps, l.us];
-        if numbers.iter().all(Option::is_none) {
-            return Err(Error::Invalid(format!("link {} – {} has neither gbps nor us", l.from, l.to)));
+    for (i, l) in file.link.iter().enumerate() {
+        let here = format!("[[link]] number {} ({} – {})", i + 1, l.from, l.to);
+        if l.gbps.is_none() && l.us.is_none() {
+            return Err(Error::Invalid(format!("{here} has neither gbps nor us")));
         }
-        if let Some(bad) = numbers.into_iter().flatten().find(|v| !(*v > 0.0 && v.is_finite())) {
-            return Err(Error::Invalid(format!("link {} – {}: {bad} is not positive", l.from, l.to)));
+        for (what, value, most) in [("gbps", l.gbps, MAX_GBPS), ("us", l.us, MAX_US)] {
+            if let Some(bad) = value.filter(|v| !(*v > 0.0 && *v <= most)) {
+                return Err(Error::Invalid(format!(
+                    "{here}: {what} is {bad:?}; it is above 0 and at most {most}"
+                )));
+            }
         }
     }
     Ok(file.link)

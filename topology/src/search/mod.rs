@@ -1,21 +1,44 @@
 //! Rings and trees over one host's graph: how many channels of what speed fit, and through which GPUs each goes.
 //!
 //! A channel is one ring (or chain) that moves data at `speed` GB/s on every link it uses. The search packs as many
-//! as it can without using any link beyond its bandwidth. It is NCCL's search, because people compare: the same
-//! candidate speeds, the same order in which GPUs are tried, the same relaxations in the same order, the same limits
-//! counted in steps. So it is deterministic, and its effort does not depend on the clock.
+//! as it can without using any link beyond its bandwidth. People compare the answer with NCCL's, so the rules that
+//! decide between equal answers are NCCL's: its candidate speeds, its order of GPUs and ports, and its order of giving
+//! wishes up. Effort is counted in steps and bounded, so the answer depends on no clock.
 //!
-//! Sources: NCCL 2.27–2.30 `graph/search.cc` for the rules; reference/collectives-and-topology.md §2.5.
+//! | file | what it holds |
+//! |---|---|
+//! | `host` | what the search reads of a host |
+//! | `nets` | which port a GPU uses, and its path there |
+//! | `speeds` | the candidate speeds |
+//! | `wishes` | what may be asked for, and the order of giving way |
+//! | `passes` | the passes over the wishes, and their bounds |
+//! | `packer` | one attempt: channels laid leg by leg |
+//! | `ceiling` | bounds on what an attempt can find |
+//! | `itinerary` | the legs of each shape |
+//! | `order` | which GPU comes first |
+//! | `ledger` | what is left of links and ports |
+//!
+//! Source of the rules: NCCL 2.27 to 2.30 as documented and as its graph files show.
 
-mod dfs;
+mod ceiling;
+mod host;
+mod itinerary;
+mod ledger;
 mod nets;
-mod relax;
+mod order;
+mod packer;
+mod passes;
 mod speeds;
+mod wishes;
 
 use serde::{Deserialize, Serialize};
 
-use crate::graph::{Graph, NodeId, NodeKind};
-use crate::path::{PathClass, Paths};
+use self::host::Host;
+use crate::graph::Graph;
+use crate::path::PathClass;
+
+/// The most steps that [`search`] takes for rings and trees together: twice NCCL's 2^19 for one graph.
+pub const MAX_STEPS: u64 = 1 << 20;
 
 /// The shape of a channel. The numbers are those of NCCL's graph files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -99,6 +122,22 @@ pub struct ChannelGraph {
 }
 
 impl ChannelGraph {
+    fn none(pattern: Pattern) -> Self {
+        ChannelGraph {
+            pattern,
+            speed_intra: 0.0,
+            speed_inter: 0.0,
+            type_intra: PathClass::Loc,
+            type_inter: PathClass::Loc,
+            cross_nic: 0,
+            same_channels: false,
+            latency_inter: 0.0,
+            channels: Vec::new(),
+            hops: 0,
+            steps: 0,
+        }
+    }
+
     /// GB/s of all channels together.
     pub fn bandwidth(&self) -> f64 {
         self.channels.len() as f64 * self.speed_intra
@@ -140,160 +179,25 @@ pub struct Found {
     pub tree: ChannelGraph,
 }
 
-/// Searches for rings, then for trees with the same number of channels.
+/// Searches for rings, then for trees with the same number of channels; in at most [`MAX_STEPS`] steps together.
 pub fn search(graph: &Graph, settings: &Settings) -> Found {
-    let view = View::new(graph, settings);
-    let ring = in_view(&view, Pattern::Ring, settings);
+    let host = Host::new(graph, settings);
+    let ring = in_host(&host, Pattern::Ring, settings, MAX_STEPS / 2);
     let n = ring.channels.len().max(1);
     let tree = Settings { min_channels: n, max_channels: n, ..*settings };
-    let tree = in_view(&view, Pattern::BalancedTree, &tree);
+    let tree = in_host(&host, Pattern::BalancedTree, &tree, MAX_STEPS - ring.steps);
     Found { ring, tree }
 }
 
-/// Searches for one pattern; [`Pattern::Nvls`] and [`Pattern::CollnetDirect`] are found as none.
+/// Searches for one pattern, in at most half of [`MAX_STEPS`]; [`Pattern::Nvls`] and [`Pattern::CollnetDirect`] are
+/// found as none.
 pub fn search_pattern(graph: &Graph, pattern: Pattern, settings: &Settings) -> ChannelGraph {
-    in_view(&View::new(graph, settings), pattern, settings)
+    in_host(&Host::new(graph, settings), pattern, settings, MAX_STEPS / 2)
 }
 
-fn in_view(view: &View<'_>, pattern: Pattern, settings: &Settings) -> ChannelGraph {
-    if view.gpus.is_empty() || matches!(pattern, Pattern::Nvls | Pattern::CollnetDirect) {
-        return ChannelGraph {
-            pattern,
-            speed_intra: 0.0,
-            speed_inter: 0.0,
-            type_intra: PathClass::Loc,
-            type_inter: PathClass::Loc,
-            cross_nic: 0,
-            same_channels: false,
-            latency_inter: 0.0,
-            channels: Vec::new(),
-            hops: 0,
-            steps: 0,
-        };
+fn in_host(host: &Host<'_>, pattern: Pattern, settings: &Settings, steps: u64) -> ChannelGraph {
+    if host.gpus.is_empty() || matches!(pattern, Pattern::Nvls | Pattern::CollnetDirect) {
+        return ChannelGraph::none(pattern);
     }
-    relax::Relaxation::new(view, pattern, settings).run(settings)
-}
-
-/// What the search reads: the graph, its paths, and a few sums over both.
-struct View<'g> {
-    graph: &'g Graph,
-    paths: Paths,
-    gpus: Vec<NodeId>,
-    /// Empty when there is one host.
-    nets: Vec<NodeId>,
-    sm: i32,
-    /// GB/s of the best path (to a NIC with several hosts, else between GPUs).
-    max_bandwidth: f64,
-    /// GB/s that the best-connected GPU can move.
-    total_bandwidth: f64,
-    intel: bool,
-    amd: bool,
-    power: bool,
-    /// For each GPU the others, best first, by the paths between them alone.
-    ranked: Vec<Vec<usize>>,
-    /// For each node its number among GPUs and nets.
-    end: Vec<usize>,
-}
-
-impl<'g> View<'g> {
-    fn new(graph: &'g Graph, settings: &Settings) -> Self {
-        let gpus = graph.gpus.clone();
-        let nets = if settings.several_hosts { graph.nets.clone() } else { Vec::new() };
-        let cpu = |want: &str| {
-            matches!(&graph.numas.first().map(|&n| &graph.nodes[n].kind),
-                Some(NodeKind::Numa { arch, vendor }) if arch == want || (arch == "x86_64" && vendor == want))
-        };
-        let mut view = View {
-            graph,
-            paths: Paths::new(graph),
-            sm: graph.lowest_sm(),
-            max_bandwidth: 0.0,
-            total_bandwidth: 0.0,
-            intel: cpu("GenuineIntel"),
-            amd: cpu("AuthenticAMD"),
-            power: cpu("ppc64"),
-            ranked: Vec::new(),
-            end: vec![0; graph.nodes.len()],
-            gpus,
-            nets,
-        };
-        if !view.nets.is_empty() {
-            nets::reroute(&mut view);
-        }
-        for (i, &n) in view.gpus.iter().chain(&view.nets).enumerate() {
-            view.end[n] = i;
-        }
-        view.sums();
-        view.ranked = (0..view.gpus.len()).map(|g| view.rank_peers(g)).collect();
-        view
-    }
-
-    /// Whole GB/s falling, then hops, then distance by index (NCCL 2.30 `ncclTopoSearchNextGpuSort`).
-    fn rank_peers(&self, g: usize) -> Vec<usize> {
-        let n = self.gpus.len();
-        let path = |p: usize| self.paths.between(self.gpus[g], self.gpus[p]);
-        let mut peers: Vec<usize> =
-            (1..n).map(|i| (g + i) % n).filter(|&p| !path(p).links.is_empty()).collect();
-        peers.sort_by_key(|&p| (-(path(p).bandwidth as i64), path(p).links.len()));
-        peers
-    }
-
-    fn sums(&mut self) {
-        if self.nets.is_empty() && self.gpus.len() <= 1 {
-            self.max_bandwidth = crate::model::constants::LOCAL_BANDWIDTH;
-            self.total_bandwidth = self.max_bandwidth;
-            return;
-        }
-        let ends = if self.nets.is_empty() { &self.gpus } else { &self.nets };
-        for &g in &self.gpus {
-            for &e in ends {
-                let path = self.paths.between(g, e);
-                if !path.links.is_empty() {
-                    self.max_bandwidth = self.max_bandwidth.max(path.bandwidth);
-                }
-            }
-            self.total_bandwidth = self.total_bandwidth.max(self.gpu_bandwidth(g));
-        }
-    }
-
-    fn gpu_bandwidth(&self, gpu: NodeId) -> f64 {
-        use crate::graph::LinkKind;
-        let links = self.graph.out[gpu].iter().map(|&l| &self.graph.links[l]);
-        let sum = |kind| links.clone().filter(|l| l.kind == kind).map(|l| l.bandwidth).sum::<f64>();
-        sum(LinkKind::Nvl).max(sum(LinkKind::Pci))
-    }
-
-    fn dev(&self, gpu: usize) -> i32 {
-        match self.graph.nodes[self.gpus[gpu]].kind {
-            NodeKind::Gpu { dev, .. } => dev,
-            _ => gpu as i32,
-        }
-    }
-
-    fn net(&self, net: usize) -> NetFacts {
-        match self.graph.nodes[self.nets[net]].kind {
-            NodeKind::Net { dev, asic, port, speed, gdr, latency } => {
-                NetFacts { dev, asic, port, speed, gdr, latency }
-            }
-            _ => {
-                NetFacts { dev: net as i32, asic: net as u64, port: 0, speed: 0.0, gdr: false, latency: 0.0 }
-            }
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct NetFacts {
-    dev: i32,
-    asic: u64,
-    port: i32,
-    speed: f64,
-    gdr: bool,
-    latency: f64,
-}
-
-impl NetFacts {
-    fn same_port(&self, other: &NetFacts) -> bool {
-        self.asic == other.asic && self.port == other.port
-    }
+    passes::search(host, pattern, settings, steps)
 }

@@ -1,12 +1,26 @@
 //! Which NIC a GPU uses, and through which peer it may go there (NCCL 2.30 `graph/topo.cc`, `graph/paths.cc`).
 
-use super::View;
+use super::host::Host;
 use crate::graph::{NodeId, NodeKind};
 use crate::path::{Path, PathClass};
 
-impl View<'_> {
+/// The order in which ports are tried.
+pub(super) struct PortOrder {
+    /// From nowhere in particular.
+    pub any: Vec<u16>,
+    /// From each GPU.
+    pub from: Vec<Vec<u16>>,
+}
+
+impl Host<'_> {
+    /// The ports to try where no path to one may be worse than `limit`.
+    pub(super) fn port_order(&self, limit: PathClass) -> PortOrder {
+        let order = |gpu| self.select_nets(limit, gpu).into_iter().map(|n| n as u16).collect();
+        PortOrder { any: order(None), from: (0..self.gpus.len()).map(|g| order(Some(g))).collect() }
+    }
+
     /// Nets to try, best first: those local to each GPU (or to `gpu`), then all others that the class allows.
-    pub(super) fn select_nets(&self, limit: PathClass, gpu: Option<usize>) -> Vec<usize> {
+    fn select_nets(&self, limit: PathClass, gpu: Option<usize>) -> Vec<usize> {
         let mut nets = Vec::new();
         let chosen: Vec<usize> = match gpu {
             Some(g) => vec![g],
@@ -113,49 +127,49 @@ fn mirror(value: usize, power: usize) -> usize {
 
 /// Adjusts the paths between GPUs and nets: by chip link (P2C), through a peer GPU (PXN), and through the CPU where a
 /// NIC cannot reach GPU memory.
-pub(super) fn reroute(view: &mut View<'_>) {
-    chip_link_paths(view);
-    for n in 0..view.nets.len() {
-        let net = view.nets[n];
-        for g in 0..view.gpus.len() {
-            let gpu = view.gpus[g];
-            if let Some(peer) = view.local_gpu(n).filter(|&p| p != g) {
-                let peer = view.gpus[peer];
-                let (near, own) = (view.paths.between(peer, net), view.paths.between(gpu, net));
-                let linked = view.paths.between(peer, gpu).class <= PathClass::Nvl;
+pub(super) fn reroute(host: &mut Host<'_>) {
+    chip_link_paths(host);
+    for n in 0..host.nets.len() {
+        let net = host.nets[n];
+        for g in 0..host.gpus.len() {
+            let gpu = host.gpus[g];
+            if let Some(peer) = host.local_gpu(n).filter(|&p| p != g) {
+                let peer = host.gpus[peer];
+                let (near, own) = (host.paths.between(peer, net), host.paths.between(gpu, net));
+                let linked = host.paths.between(peer, gpu).class <= PathClass::Nvl;
                 let better = near.bandwidth > own.bandwidth || own.class > PathClass::Pxn;
                 if near.class <= PathClass::P2c && linked && better {
-                    let path = view.detour(gpu, peer, net);
-                    view.paths.replace(path);
+                    let path = host.detour(gpu, peer, net);
+                    host.paths.replace(path);
                 }
             }
-            let direct = view.net(n).gdr && view.gpu_reachable_by_nics(g);
-            if view.paths.between(gpu, net).class < PathClass::Phb
+            let direct = host.net(n).gdr && host.gpu_reachable_by_nics(g);
+            if host.paths.between(gpu, net).class < PathClass::Phb
                 && !direct
-                && let Some(numa) = view.local_numa(gpu)
+                && let Some(numa) = host.local_numa(gpu)
             {
-                let (out, back) = (view.detour(gpu, numa, net), view.detour(net, numa, gpu));
-                view.paths.replace(out);
-                view.paths.replace(back);
+                let (out, back) = (host.detour(gpu, numa, net), host.detour(net, numa, gpu));
+                host.paths.replace(out);
+                host.paths.replace(back);
             }
         }
     }
 }
 
-fn chip_link_paths(view: &mut View<'_>) {
-    for g in 0..view.gpus.len() {
-        let gpu = view.gpus[g];
-        let Some(numa) = view.local_numa(gpu) else { continue };
-        for n in view.local(gpu, &view.nets) {
-            let net = view.nets[n];
-            let pair = [view.paths.between(gpu, numa).class, view.paths.between(net, numa).class];
+fn chip_link_paths(host: &mut Host<'_>) {
+    for g in 0..host.gpus.len() {
+        let gpu = host.gpus[g];
+        let Some(numa) = host.local_numa(gpu) else { continue };
+        for n in host.local(gpu, &host.nets) {
+            let net = host.nets[n];
+            let pair = [host.paths.between(gpu, numa).class, host.paths.between(net, numa).class];
             if pair != [PathClass::C2c, PathClass::Phb] {
                 continue;
             }
             for (from, to) in [(gpu, net), (net, gpu)] {
-                let mut path = view.paths.between(from, to).clone();
+                let mut path = host.paths.between(from, to).clone();
                 path.class = path.class.min(PathClass::P2c);
-                view.paths.replace(path);
+                host.paths.replace(path);
             }
         }
     }
