@@ -24,8 +24,7 @@ pub(super) struct Flows {
     now: f64,
     /// Bundles whose number of transfers has changed.
     changed: Vec<BundleId>,
-    /// When the first transfer of a bundle ends (as bits), and the bundle with its version when that was found out.
-    ends: BinaryHeap<Reverse<(u64, BundleId, u32)>>,
+    ends: Ends,
     /// Scratch of [`Flows::share`]: the bundles and resources concerned.
     open: Vec<BundleId>,
     touched: Vec<u32>,
@@ -57,9 +56,44 @@ struct Bundle {
     total: f64,
     /// Where `served` has to come, and whose transfer it is.
     transfers: BinaryHeap<Reverse<(u64, u64)>>,
-    version: u32,
     changed: bool,
     seen: bool,
+}
+
+/// When each bundle's next transfer ends, with the least at hand: a tree in an array, the bundles its leaves.
+#[derive(Debug, Default, Clone)]
+struct Ends {
+    /// Node i has the nodes 2 i and 2 i + 1 below it; the first is not used.
+    least: Vec<f64>,
+}
+
+impl Ends {
+    fn set(&mut self, bundle: BundleId, at: f64) {
+        let mut leaves = self.least.len() / 2;
+        if bundle as usize >= leaves {
+            let grown = (bundle as usize + 1).next_power_of_two().max(16);
+            let old = std::mem::replace(&mut self.least, vec![f64::INFINITY; 2 * grown]);
+            for (i, &at) in old[leaves..].iter().enumerate().filter(|(_, at)| at.is_finite()) {
+                self.set(i as BundleId, at);
+            }
+            leaves = grown;
+        }
+        let mut node = leaves + bundle as usize;
+        self.least[node] = at;
+        while node > 1 {
+            node /= 2;
+            self.least[node] = self.least[2 * node].min(self.least[2 * node + 1]);
+        }
+    }
+
+    fn first(&self) -> Option<(f64, BundleId)> {
+        let at = *self.least.get(1)?;
+        let mut node = 1;
+        while node < self.least.len() / 2 {
+            node = if self.least[2 * node] == at { 2 * node } else { 2 * node + 1 };
+        }
+        at.is_finite().then_some((at, (node - self.least.len() / 2) as BundleId))
+    }
 }
 
 impl Bundle {
@@ -102,7 +136,6 @@ impl Flows {
                 since: 0.0,
                 total: 0.0,
                 transfers: BinaryHeap::new(),
-                version: 0,
                 changed: false,
                 seen: false,
             });
@@ -139,27 +172,16 @@ impl Flows {
     /// When the next transfer ends.
     pub fn next_end(&mut self) -> Option<f64> {
         self.share();
-        while let Some(&Reverse((at, id, version))) = self.ends.peek() {
-            if self.bundles[id as usize].version == version {
-                return Some(f64::from_bits(at));
-            }
-            self.ends.pop();
-        }
-        None
+        self.ends.first().map(|(at, _)| at)
     }
 
     /// Lets time pass, no further than to the next end; the tokens of transfers that end go to `ended`.
     pub fn advance(&mut self, to: f64, ended: &mut Vec<u64>) {
         self.now = to;
-        while let Some(&Reverse((at, id, version))) = self.ends.peek() {
+        while let Some((_, id)) = self.ends.first().filter(|(at, _)| *at <= to + INSTANT) {
+            // Until rates are found anew.
+            self.ends.set(id, f64::INFINITY);
             let b = &mut self.bundles[id as usize];
-            if b.version == version && f64::from_bits(at) > to + INSTANT {
-                return;
-            }
-            self.ends.pop();
-            if b.version != version {
-                continue;
-            }
             b.catch_up(to);
             while let Some(&Reverse((end, token))) = b.transfers.peek() {
                 if f64::from_bits(end) - b.served > b.rate * INSTANT {
@@ -251,10 +273,9 @@ impl Flows {
         for &id in &self.open {
             let b = &mut self.bundles[id as usize];
             b.seen = false;
-            b.version += 1;
             if let Some(Reverse((end, _))) = b.transfers.peek() {
                 let after = (f64::from_bits(*end) - b.served).max(0.0) / b.rate;
-                self.ends.push(Reverse(((self.now + after).to_bits(), id, b.version)));
+                self.ends.set(id, self.now + after);
             }
         }
         self.touched.iter().for_each(|&r| self.resources[r as usize].seen = false);
@@ -269,7 +290,6 @@ impl Flows {
             b.changed = false;
             if b.transfers.is_empty() {
                 // Nothing is left of it but what it leaves to others.
-                b.version += 1;
                 self.touched.extend(b.uses.iter().map(|u| u.0));
             } else if !b.seen {
                 b.seen = true;

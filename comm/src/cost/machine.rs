@@ -27,6 +27,9 @@ pub(super) struct Machine<'a> {
     /// Time (as bits), order of creation, what.
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     created: u64,
+    /// Channels in which something may leave. That is decided when all that happens at one moment has happened, so
+    /// that nothing depends on the order in which it is simulated.
+    due: Vec<ChannelId>,
     now: f64,
     ended: Vec<u64>,
     finished: f64,
@@ -84,6 +87,8 @@ struct Channel {
     unconsumed: u64,
     /// Bytes of the transfer under way, and when it began.
     flowing: Option<(u64, f64)>,
+    /// Whether it is among [`Machine::due`].
+    due: bool,
     /// When the last one arrives.
     latest: f64,
     /// The message that the receiver waits for, and its lane.
@@ -124,6 +129,7 @@ impl<'a> Machine<'a> {
             channels: (0..channels).map(|_| Channel::default()).collect(),
             events: BinaryHeap::new(),
             created: 0,
+            due: Vec::new(),
             now: 0.0,
             ended: Vec::new(),
             finished: 0.0,
@@ -140,6 +146,9 @@ impl<'a> Machine<'a> {
             }
         }
         loop {
+            while let Some(channel) = self.due.pop() {
+                self.pump(channel);
+            }
             let event = self.events.peek().map(|Reverse((at, ..))| f64::from_bits(*at));
             let moments = [self.flows.next_end(), event].into_iter().flatten();
             let Some(next) = moments.min_by(f64::total_cmp) else { break };
@@ -222,7 +231,7 @@ impl<'a> Machine<'a> {
                     Kind::Send(channel, path) => {
                         let message = Message { bytes: op.bytes, sent: 0, path, first: 0.0 };
                         self.channels[channel as usize].messages.push_back(message);
-                        self.pump(channel);
+                        self.is_due(channel);
                         state.next += 1;
                         Step::Begin
                     }
@@ -262,7 +271,7 @@ impl<'a> Machine<'a> {
             let c = &mut self.channels[channel as usize];
             if c.arrived <= message && c.awaited.is_none() {
                 c.awaited = Some((message, id));
-                self.pump(channel);
+                self.is_due(channel);
             }
         }
     }
@@ -303,13 +312,20 @@ impl<'a> Machine<'a> {
                 self.at(self.now + route.latency_us, Event::Credit(channel));
             } else {
                 c.unconsumed -= message.bytes;
-                self.pump(channel);
+                self.is_due(channel);
             }
+        }
+    }
+
+    fn is_due(&mut self, channel: ChannelId) {
+        if !std::mem::replace(&mut self.channels[channel as usize].due, true) {
+            self.due.push(channel);
         }
     }
 
     /// Lets messages leave that may.
     fn pump(&mut self, channel: ChannelId) {
+        self.channels[channel as usize].due = false;
         loop {
             let c = &mut self.channels[channel as usize];
             let next = (c.left - c.consumed) as usize;
@@ -357,7 +373,7 @@ impl<'a> Machine<'a> {
             self.at(latest, Event::Arrive(channel));
             self.completes(channel);
         }
-        self.pump(channel);
+        self.is_due(channel);
     }
 
     fn arrives(&mut self, channel: ChannelId) {

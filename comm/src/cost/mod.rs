@@ -98,20 +98,19 @@ pub fn estimate(
     fabric: &dyn Fabric,
     options: Options,
 ) -> Result<Estimate, Unpredictable> {
-    let quotient = match options.every_rank {
-        true => Quotient::none(shape.world_size()),
-        false => Quotient::of(fabric, algorithm, shape, options.limit),
-    };
-    match simulate(algorithm, shape, data_type, fabric, options, &quotient)? {
-        Some(estimate) => Ok(estimate),
-        // With more pieces the programs were not what they were with few.
-        None => {
-            let all = Quotient::none(shape.world_size());
-            let estimate = simulate(algorithm, shape, data_type, fabric, options, &all)?;
-            estimate.ok_or(Unpredictable::Stuck)
+    let run = |quotient| simulate(algorithm, shape, data_type, fabric, options, &quotient);
+    for pieces in PIECES.into_iter().filter(|_| !options.every_rank) {
+        let quotient = Quotient::of(fabric, algorithm, shape, options.limit, pieces);
+        if let Some(estimate) = run(quotient)? {
+            return Ok(estimate);
         }
+        // With more pieces the programs are not what they are with few: look at more.
     }
+    run(Quotient::none(shape.world_size()))?.ok_or(Unpredictable::Stuck)
 }
+
+/// Pieces of what a rank handles by which ranks are told apart: few, that is quick, up to all that there are.
+const PIECES: [u64; 3] = [4, 64, u64::MAX];
 
 /// Nothing where the programs do not fit the quotient.
 fn simulate(

@@ -7,6 +7,9 @@
 //! it: on average as many as there are ranks in the class for each resource of its own class, and by the choice of
 //! the classes on each just the average.
 //!
+//! Where a length cannot be divided, parts differ by a few cache lines; the representative's then stand for all, which
+//! is a few thousandths of the time.
+//!
 //! Two ways to find classes:
 //! * *Rotation*: where the machines look the same after all hosts moved on by some places, and the algorithm says
 //!   that its programs do ([`Algorithm::cyclic`]). Nothing else is looked at, so this serves 100,000 ranks with
@@ -23,9 +26,6 @@ use crate::schedule::{Algorithm, Instruction, Shape, Term, hazards};
 
 /// Fewer ranks than this are simulated one by one where they cannot be rotated.
 const MANY: usize = 16;
-/// Pieces of what one rank of a host handles, where programs are looked at: enough for both lanes, and for each kind
-/// of step between the first and the last.
-const PIECES: u64 = 4;
 
 /// Which ranks stand for which.
 #[derive(Debug)]
@@ -61,8 +61,15 @@ impl Quotient {
         matches!(self, Quotient::Rotation { world_size, period } if world_size == period)
     }
 
-    /// The smallest that is found, with no more than `limit` instructions looked at.
-    pub fn of(fabric: &dyn Fabric, algorithm: &dyn Algorithm, shape: &Shape, limit: usize) -> Quotient {
+    /// The smallest that is found, with no more than `limit` instructions looked at, where refinement looks at programs
+    /// that cut what a rank handles into about so many pieces.
+    pub fn of(
+        fabric: &dyn Fabric,
+        algorithm: &dyn Algorithm,
+        shape: &Shape,
+        limit: usize,
+        pieces: u64,
+    ) -> Quotient {
         let world_size = shape.world_size();
         let period = fabric.period();
         let hosts = shape.layout.hosts();
@@ -75,7 +82,7 @@ impl Quotient {
         }
         match world_size {
             ..MANY => Quotient::none(world_size),
-            _ => Refinement::new(fabric, algorithm, shape, limit)
+            _ => Refinement::new(fabric, algorithm, shape, limit, pieces)
                 .and_then(Refinement::classes)
                 .map_or(Quotient::none(world_size), Quotient::Classes),
         }
@@ -153,11 +160,17 @@ fn hash(value: &impl Hash) -> u64 {
 
 impl Refinement {
     /// Everything that ranks are told apart by; nothing if that is too much.
-    fn new(fabric: &dyn Fabric, algorithm: &dyn Algorithm, shape: &Shape, limit: usize) -> Option<Refinement> {
+    fn new(
+        fabric: &dyn Fabric,
+        algorithm: &dyn Algorithm,
+        shape: &Shape,
+        limit: usize,
+        pieces: u64,
+    ) -> Option<Refinement> {
         let world_size = shape.world_size();
         let longest = [0, shape.root as usize].map(|r| shape.input_len(r).max(shape.output_len(r)));
         let most_on_a_host = shape.layout.hosts().iter().map(Vec::len).max().unwrap_or(1) as u64;
-        let piece = longest[0].max(longest[1]) / (PIECES * most_on_a_host);
+        let piece = longest[0].max(longest[1]) / pieces.saturating_mul(most_on_a_host);
         let shape = Shape { piece: piece.max(shape.piece), ..shape.clone() };
         let mut this = Refinement {
             edges: Vec::new(),
