@@ -265,7 +265,7 @@ fn tool(program: &str, arguments: &[&str]) -> io::Result<()> {
 /// Removes namespaces and bridges of processes that are gone.
 fn remove_leftovers() {
     let gone = |name: &str, end: char| {
-        let (digits, rest) = name.strip_prefix('n')?.split_once(end)?;
+        let (digits, rest) = name.strip_prefix('n')?.rsplit_once(end)?;
         let pid = u32::from_str_radix(&digits[..digits.len().checked_sub(1)?], 16).ok()?;
         let numbered = rest.chars().all(|c| c.is_ascii_digit());
         (numbered && !Path::new(&format!("/proc/{pid}")).exists()).then_some(())

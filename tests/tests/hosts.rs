@@ -63,3 +63,17 @@ fn dropped_hosts_leave_nothing() {
     drop(hosts);
     assert_eq!(exist(), [false, false]);
 }
+
+#[test]
+fn what_a_killed_process_left_is_removed() {
+    if !Hosts::possible() {
+        return nd_tests::skip("what_a_killed_process_left_is_removed", nd_tests::Need::Root);
+    }
+    let ip = |arguments: &[&str]| Command::new("ip").args(arguments).status().is_ok_and(|s| s.success());
+    // Of a process number that no system gives.
+    assert!(ip(&["netns", "add", "nfffffb0h1"]) && ip(&["link", "add", "nfffffb0b0", "type", "bridge"]));
+    let _hosts = Hosts::open(1, Network::default()).expect("hosts");
+    for left in ["/run/netns/nfffffb0h1", "/sys/class/net/nfffffb0b0"] {
+        assert!(!std::path::Path::new(left).exists(), "{left}");
+    }
+}

@@ -105,6 +105,16 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// ticket, or the link's endpoint is dropped; shorter ones may be reused at once.
     unsafe fn put(&self, parts: &[Part], at: u64, signal: Option<Signal>) -> Result<Ticket>;
 
+    /// Whether a put needs no connection to be made first.
+    fn connected(&self) -> bool {
+        true
+    }
+
+    /// Connects, where that is still to be done; an error if the peer is not there.
+    fn reach(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Raises a counter at the peer, after all earlier puts.
     fn signal(&self, signal: Signal) -> Result<()>;
 

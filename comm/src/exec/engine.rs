@@ -494,8 +494,14 @@ impl Engine {
     fn tell(&mut self, report: &Report) {
         let bytes = report.encode();
         let mut told = Vec::new();
+        let leaving = matches!(report, Report::Left);
         for channels in self.channels.iter().flatten() {
             let (link, at) = (channels[0].link(), channels[0].remote() + FAILURE);
+            // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it
+            // tries to reach it, see `reports`.
+            if leaving && !link.connected() {
+                continue;
+            }
             // SAFETY: the report is short and copied by the link.
             let put = unsafe { link.put(&[Part::of(&bytes)], at + 8, Some(Signal { at, value: 1 })) };
             told.extend(put.ok().map(|ticket| (link, ticket)));
@@ -555,6 +561,10 @@ fn reports(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>], awaited: 
     for &peer in awaited {
         if let Some(source) = endpoint.lost(peer) {
             return Err(Error::Transport { rank, source });
+        }
+        // One that never was connected to cannot be seen to leave.
+        if let Some(link) = endpoint.link(peer) {
+            link.reach().map_err(|source| Error::Transport { rank, source })?;
         }
     }
     Ok(())

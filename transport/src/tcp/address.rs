@@ -131,7 +131,7 @@ impl Filter {
     }
 
     /// Whether it names what to use, in that order.
-    fn chooses(&self) -> bool {
+    pub fn chooses(&self) -> bool {
         !self.exclude && !self.names.is_empty()
     }
 }
@@ -180,6 +180,8 @@ pub struct Candidate {
     pub to: SocketAddr,
     /// Our interface, where it is known.
     pub via: Option<String>,
+    /// Whether the address means something only on one link.
+    pub link_local: bool,
     /// Why it stands where it stands.
     pub reason: String,
 }
@@ -202,8 +204,12 @@ pub fn candidates(
         let at = there.address;
         let shared = ours.iter().find(|i| i.addresses.iter().any(|a| same_subnet(a, there)));
         let here = interfaces.iter().any(|i| i.addresses.iter().any(|a| a.address == at));
-        let candidate =
-            |to, via: Option<&Interface>, reason| Candidate { to, via: via.map(|i| i.name.clone()), reason };
+        let candidate = |to, via: Option<&Interface>, reason| Candidate {
+            to,
+            via: via.map(|i| i.name.clone()),
+            link_local: link_local(at),
+            reason,
+        };
         let to = SocketAddr::new(at, peer.port);
         if at.is_loopback() {
             if same_host {

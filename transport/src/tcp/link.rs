@@ -260,6 +260,15 @@ impl Link for TcpLink {
         }
     }
 
+    fn connected(&self) -> bool {
+        self.out().is_some()
+    }
+
+    fn reach(&self) -> Result<()> {
+        let reached = self.opened(&mut self.out()).map(|_| ());
+        if self.excused() { Ok(()) } else { reached }
+    }
+
     /// A signal to a peer that left in order is nobody's loss: whoever still needs that peer notices by waiting. As
     /// its goodbye may still be unread, a peer that cannot be reached is left to [`super::Tcp::progress`] to judge.
     fn signal(&self, signal: Signal) -> Result<()> {

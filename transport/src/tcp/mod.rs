@@ -6,6 +6,7 @@
 //! | file | |
 //! |---|---|
 //! | `address` | which addresses to advertise and to try, and why; pure |
+//! | `rails` | which of several equal interfaces a rank uses; pure |
 //! | `interfaces` | what interfaces there are |
 //! | `listen` | opening the port |
 //! | `accept` | answering: strangers out, peers in; the only threads here |
@@ -29,6 +30,7 @@ pub mod interfaces;
 mod link;
 mod listen;
 mod outgoing;
+mod rails;
 mod raw;
 mod receive;
 #[cfg(test)]
@@ -127,10 +129,12 @@ impl Tcp {
             closed: AtomicBool::new(false),
         });
         let filter = Filter::parse(&config.interfaces);
+        let index = cards[..me].iter().filter(|card| card.host == cards[me].host).count();
         let link = |(slot, &peer): (usize, &usize)| {
             let card = &cards[peer];
             let same_host = card.network == cards[me].network;
-            let ways = candidates(&listening.interfaces, &filter, config.family, &card.tcp, same_host);
+            let mut ways = candidates(&listening.interfaces, &filter, config.family, &card.tcp, same_host);
+            rails::take_turns(&mut ways, &listening.interfaces, &filter, index);
             let cost = cost(&listening.interfaces, ways.first(), same_host);
             Arc::new(TcpLink::new(
                 common.clone(),

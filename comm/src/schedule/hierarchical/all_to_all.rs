@@ -64,7 +64,7 @@ pub(super) fn all_to_all(place: &Place<'_>) -> Program {
     let (shape, n) = (place.shape, place.shape.world_size());
     let len = shape.counts.part(0);
     let in_place = shape.alias == Alias::InPlace;
-    let most = place.hosts.iter().map(Vec::len).max().unwrap_or(1);
+    let (_, most) = place.most();
     // In place, a block arrives where another may still wait to be read, on both sides: the input is put aside.
     let pieces = pipeline::pieces(len.saturating_mul((most * most) as u64), shape.piece, 4 * n);
     let blocks = Blocks { place, len, pieces, aside: if in_place { n as u64 * len } else { 0 } };

@@ -41,9 +41,9 @@ pub(super) fn broadcast(place: &Place<'_>, across: Across) -> Program {
     let root = shape.root;
     let root_host = shape.layout.host_of(root as usize);
     let spread = Spread::new(place, root_host, across);
-    let (sizes, is_root) = (place.hosts.iter().map(Vec::len), place.rank == root);
-    let (fewest, most) = sizes.fold((usize::MAX, 1), |(a, b), size| (a.min(size), b.max(size)));
-    let each = columns.count().div_ceil(fewest) * (2 + most) + 2 * most;
+    let is_root = place.rank == root;
+    let (most, locals) = place.most();
+    let each = most * (2 + locals) + 2 * locals;
     let longest = (0..columns.count()).map(|c| columns.range(c, len)).map(|r| r.end - r.start).max();
     let pieces = pipeline::pieces(longest.unwrap_or(0), shape.piece, each);
     let piece_of = |space, column, piece: usize| {

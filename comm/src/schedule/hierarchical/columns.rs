@@ -104,6 +104,15 @@ impl<'a> Place<'a> {
         (1..n).map(move |i| (self.index + n - i) % n).map(move |i| (self.locals[i], self.columns.of(i, n)))
     }
 
+    /// About the most columns that a rank of any host handles, and the most ranks of a host: the same for all ranks.
+    pub(super) fn most(&self) -> (usize, usize) {
+        let (fewest, most) = self
+            .hosts
+            .iter()
+            .fold((usize::MAX, 1), |(low, high), ranks| (low.min(ranks.len()), high.max(ranks.len())));
+        (self.columns.count().div_ceil(fewest), most)
+    }
+
     /// The handler of a column on a host.
     pub(super) fn handler(&self, host: usize, column: usize) -> u32 {
         let ranks = &self.hosts[host];

@@ -13,15 +13,15 @@
 //! | reduce | reduce-scatter | reduce-scatter, gather to the root's host | gather |
 //! | all-to-all | gather for each host | one message for each two hosts | scatter |
 //!
-//! What happens across is [`Across`]. Everything is pipelined in pieces (see [`pipeline`]). With every way across
+//! What happens across is [`Across`]. Everything is pipelined in pieces. With every way across
 //! but the ring the reductions keep the canonical order, for every layout.
 //!
 //! | file | what |
 //! |---|---|
-//! | [`columns`] | who handles what, whatever the sizes of the hosts |
-//! | [`pipeline`] | the order of stages and pieces |
-//! | [`across`] | the algorithms along a rail |
-//! | [`reduce`](mod@reduce), [`parts`], [`broadcast`], [`all_to_all`] | the compositions |
+//! | `columns` | who handles what, whatever the sizes of the hosts |
+//! | `pipeline` | the order of stages and pieces |
+//! | `across` | the algorithms along a rail |
+//! | `reduce`, `parts`, `broadcast`, `all_to_all` | the compositions |
 
 mod across;
 mod all_to_all;

@@ -29,10 +29,9 @@ impl<'a> Cells<'a> {
                 (Some(Parts::of(shape)), (0..shape.world_size()).map(|r| counts.part(r)).max().unwrap_or(0))
             }
         };
-        let (sizes, hosts) = (place.hosts.iter().map(Vec::len), place.hosts.len());
-        let (fewest, most) = sizes.fold((usize::MAX, 1), |(a, b), size| (a.min(size), b.max(size)));
-        let cells = hosts * place.columns.count().div_ceil(fewest);
-        let each = if across == Across::Ring { 3 * cells } else { 2 * cells } + cells * most;
+        let (most, locals) = place.most();
+        let cells = place.hosts.len() * most;
+        let each = if across == Across::Ring { 3 * cells } else { 2 * cells } + cells * locals;
         Cells { place, parts, pieces: pipeline::pieces(longest, shape.piece, each) }
     }
 

@@ -15,7 +15,7 @@ use super::columns::Place;
 /// How many pieces of a lane are between two stages.
 const SKEW: usize = 1;
 /// Pieces of a program at most.
-const MOST_PIECES: u64 = 64;
+const MOST_PIECES: u64 = 128;
 /// Instructions of a program that pieces may lead to, roughly.
 const MOST_INSTRUCTIONS: u64 = 2048;
 

@@ -28,9 +28,8 @@ impl<'a> Buffer<'a> {
         let len = place.shape.counts.part(0);
         let columns = &place.columns;
         let longest = (0..columns.count()).map(|c| columns.range(c, len)).map(|r| r.end - r.start).max();
-        let (sizes, hosts) = (place.hosts.iter().map(Vec::len), place.hosts.len() as u64);
-        let (fewest, most) = sizes.fold((usize::MAX, 1), |(a, b), size| (a.min(size), b.max(size)));
-        let each = each * columns.count().div_ceil(fewest) + 2 * most;
+        let ((most, locals), hosts) = (place.most(), place.hosts.len() as u64);
+        let each = each * most + 2 * locals;
         let piece = place.shape.piece.max((place.shape.piece / SMALLEST).saturating_mul(hosts));
         Buffer { place, len, pieces: pipeline::pieces(longest.unwrap_or(0), piece, each) }
     }
