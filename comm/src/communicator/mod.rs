@@ -68,7 +68,8 @@ pub struct Explanation {
     pub algorithm: &'static str,
     /// Why it was chosen, in a sentence.
     pub why: String,
-    /// What each candidate was predicted to take, µs, the fastest first; empty where nothing was compared.
+    /// What each candidate was predicted to take, µs, the chosen one first; empty where nothing was
+    /// compared.
     pub predicted: Vec<(&'static str, f64)>,
     /// The names of the transports to the other ranks, each once.
     pub transports: Vec<&'static str>,
@@ -171,7 +172,7 @@ impl Communicator {
             Ok(Explanation {
                 algorithm: choice.algorithm.name(),
                 why: choice.why,
-                predicted: choice.predicted.to_vec(),
+                predicted: choice.predicted,
                 transports,
                 links,
             })

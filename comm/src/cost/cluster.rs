@@ -12,10 +12,9 @@ use crate::schedule::Layout;
 /// Bytes per µs of one GB/s.
 const GBPS: f64 = 1000.0;
 
-/// µs of a rank's time to post a message and to take one: about what a step of a proxy or a flag across an NVLink
-/// costs beyond the wire (NCCL 2.30's tuning gives 0.6 µs for a whole step over NVLink with its LL protocol, of which
-/// [`nd_topology::model::constants`] gives the link all; so this is small).
-const HANDLING_US: f64 = 0.1;
+/// µs for which a message occupies its way besides its bytes: a network adapter of 400 Gbit/s sends some ten million
+/// messages a second on one queue (NVIDIA's ConnectX-7 datasheet states 330 to 370 million over all queues).
+const MESSAGE_US: f64 = 0.1;
 
 /// Bytes under way between two ranks and not yet consumed: NCCL's buffer of a channel (`NCCL_BUFFSIZE`, 4 MiB).
 const WINDOW: u64 = 4 << 20;
@@ -90,14 +89,19 @@ impl Fabric for ClusterFabric {
     }
 
     fn route(&self, from: usize, to: usize, _bytes: u64, uses: &mut Vec<Use>) -> Route {
-        let (_, latency_us) = self.routes.between(self.slots[from], self.slots[to], |l| uses.push((l, 1.0)));
+        let mut narrowest = f64::INFINITY;
+        let (_, latency_us) = self.routes.between(self.slots[from], self.slots[to], |l| {
+            uses.push((l, 1.0));
+            narrowest = narrowest.min(self.routes.gbps(l) * GBPS);
+        });
         // Every route crosses a link; what has none is the same device.
         let rate = self.memory[self.routes.cluster().hosts[self.slots[from].host].kind][self.slots[from].local];
         Route {
             rate,
+            overhead: MESSAGE_US * narrowest.min(rate),
             latency_us,
-            send_us: HANDLING_US,
-            recv_us: HANDLING_US,
+            send_us: 0.0,
+            recv_us: 0.0,
             pull: false,
             window: WINDOW,
             chunk: CHUNK,

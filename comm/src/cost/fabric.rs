@@ -11,6 +11,8 @@ pub type Use = (Resource, f64);
 pub struct Route {
     /// The most that one message gets with nobody else on the way.
     pub rate: f64,
+    /// Bytes that each message costs the way besides its own.
+    pub overhead: f64,
     /// µs from the last byte's leaving to the receiver's sight of it.
     pub latency_us: f64,
     /// µs that posting takes of the sender's time.

@@ -157,6 +157,7 @@ impl Fabric for HostFabric<'_> {
         }
         Route {
             rate: 1.0 / flow,
+            overhead: 0.0,
             latency_us: (short - link.gap_us).max(0.0),
             send_us: link.gap_us / 2.0,
             recv_us: link.gap_us / 2.0,

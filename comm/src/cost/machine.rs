@@ -347,9 +347,10 @@ impl<'a> Machine<'a> {
             let room = path.route.window.saturating_sub(c.unconsumed);
             let part = if awaited { rest } else { rest.min(room) };
             if part > 0 {
+                let overhead = if message.sent == 0 { path.route.overhead } else { 0.0 };
                 c.unconsumed += part;
                 c.flowing = Some((part, self.now));
-                self.flows.start(path.bundle, part as f64, u64::from(channel));
+                self.flows.start(path.bundle, part as f64 + overhead, u64::from(channel));
             }
             return;
         }

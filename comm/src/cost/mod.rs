@@ -81,9 +81,9 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Up to 30 million instructions (some 3 GB), symmetry used, no timeline.
+    /// Up to 4 million instructions (a few seconds, some 500 MB), symmetry used, no timeline.
     fn default() -> Options {
-        Options { limit: 30_000_000, every_rank: false, steps: 0 }
+        Options { limit: 4_000_000, every_rank: false, steps: 0 }
     }
 }
 

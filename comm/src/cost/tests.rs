@@ -24,7 +24,9 @@ impl Fabric for Star {
     fn route(&self, from: usize, to: usize, _: u64, uses: &mut Vec<Use>) -> Route {
         uses.extend([(from, 1.0), (self.ranks + to, 1.0)]);
         let rate = f64::INFINITY;
-        Route { rate, latency_us: self.us, send_us: 0.0, recv_us: 0.0, pull: false, window: u64::MAX, chunk: 64 }
+        let (overhead, send_us, recv_us) = (0.0, 0.0, 0.0);
+        let latency_us = self.us;
+        Route { rate, overhead, latency_us, send_us, recv_us, pull: false, window: u64::MAX, chunk: 64 }
     }
 
     fn work(&self, _: usize, work: &Work<'_>, _: &mut Vec<Use>) -> f64 {

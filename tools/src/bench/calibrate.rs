@@ -153,7 +153,7 @@ fn told(comm: &Communicator, rank: usize, value: f64) -> Result<f64> {
 enum Probe {
     /// There and back, by the first pair alone where hosts are crossed; half of it counts.
     PingPong,
-    /// Both ranks of every pair send and receive.
+    /// Both ranks of every pair send and receive: an all-gather in place.
     Exchange,
     /// Reduce-scatter of every pair, for the bytes of a part.
     Reduce,
@@ -229,10 +229,7 @@ fn perform(pair: &Communicator, probe: Probe, len: usize, buffers: &mut [Buffer<
             pair.recv(&mut recv[..len], peer)?;
             pair.send(&send[..len], peer)
         }
-        Probe::Exchange => pair.group(|g| {
-            g.send(&send[..len], peer)?;
-            g.recv(&mut recv[..len], peer)
-        }),
+        Probe::Exchange => pair.all_gather_in_place(&mut recv[..2 * len]),
         Probe::Reduce => pair.reduce_scatter(&send[..2 * len], &mut recv[..len], ReduceOp::Sum),
         Probe::Burst if pair.rank() == 0 => {
             for _ in 0..BURST {
