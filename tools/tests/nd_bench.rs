@@ -246,7 +246,10 @@ fn links_are_measured_and_the_file_is_used() {
         "allreduce --ranks 2 --transport shm -b 8 -e 64K -f 64 -n 3 --explain --calibrate {path}"
     )));
     assert!(text.contains("# calibration: ") && text.contains("shm between ranks of a host"), "{text}");
-    assert!(text.contains("candidates at 8 B: ") && text.contains("# predicted against measured, µs:"), "{text}");
+    assert!(
+        text.contains("candidates at 8 B: ") && text.contains("# predicted against measured, µs:"),
+        "{text}"
+    );
     assert!(text.contains("# median of |predicted - measured| / measured: "), "{text}");
     all_right(&text);
     let written = std::fs::read_to_string(path).unwrap();
@@ -257,7 +260,10 @@ fn links_are_measured_and_the_file_is_used() {
     assert!(stdout(&again).contains("predicted against measured"));
     stdout(&nd_bench(&format!("allreduce --threads --ranks 2 -b 8 -e 8 -n 1 --calibrate {path}")));
     let both = std::fs::read_to_string(path).unwrap();
-    assert!(both.starts_with(&written[..written.len() - 1]) && both.contains("transport = \"local\""), "{both}");
+    assert!(
+        both.starts_with(&written[..written.len() - 1]) && both.contains("transport = \"local\""),
+        "{both}"
+    );
 
     std::fs::write(path, "[[link]]\ntransport = 7\n").unwrap();
     let out = with("allreduce --ranks 2 -b 8 -e 8 -n 1", &[("ND_CALIBRATION", path)]);

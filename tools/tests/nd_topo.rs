@@ -337,7 +337,8 @@ fn clusters_are_simulated_as_their_file_describes_them() {
              oversubscription={oversubscription}\n"
         );
         std::fs::write(&path, text).unwrap();
-        let json = good(&["simulate", "alltoall", "-s", "64M", "--cluster", path.to_str().unwrap(), "--json"]);
+        let json =
+            good(&["simulate", "alltoall", "-s", "64M", "--cluster", path.to_str().unwrap(), "--json"]);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         let rows = json["algorithms"].as_array().unwrap();
         rows.iter().find(|r| r["name"] == "direct").unwrap()["us"].as_f64().unwrap()

@@ -4,7 +4,7 @@
 //! [[link]]
 //! transport = "shm"
 //! between = "ranks of a host"   # or "hosts"
-//! crowded = false               # more ranks than cores on a host
+//! ranks_per_core = 1.0          # 1 where every rank has a core of its own
 //! pull = true                   # receivers fetch long messages themselves
 //! gap_us = 0.1                  # of both ranks' time that a short message takes, together
 //! one_way = [[8, 0.3], [4096, 0.9]]       # bytes, µs: one message, from the send to the receipt
@@ -65,9 +65,9 @@ pub struct LinkCost {
     pub transport: String,
     /// Between whom.
     pub between: Between,
-    /// Whether there were more ranks than cores on a host.
-    #[serde(default)]
-    pub crowded: bool,
+    /// Ranks for each core of the most crowded machine, at least 1.
+    #[serde(default = "one")]
+    pub ranks_per_core: f64,
     /// Whether receivers fetch long messages themselves.
     #[serde(default)]
     pub pull: bool,
@@ -82,6 +82,10 @@ pub struct LinkCost {
     /// GB/s that all ranks of a host send together to other hosts.
     #[serde(default)]
     pub host_gbps: Option<f64>,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// Why a calibration cannot be used.
@@ -114,15 +118,17 @@ impl Calibration {
         Ok(read)
     }
 
-    /// The entry for a kind of link; one of the other crowdedness where there is none of this.
-    pub fn find(&self, transport: &str, between: Between, crowded: bool) -> Option<&LinkCost> {
-        let of_kind = || self.link.iter().filter(|l| l.transport == transport && l.between == between);
-        of_kind().find(|l| l.crowded == crowded).or_else(|| of_kind().next())
+    /// The entry for a kind of link that is nearest in how crowded the cores are.
+    pub fn find(&self, transport: &str, between: Between, ranks_per_core: f64) -> Option<&LinkCost> {
+        let apart =
+            |l: &&LinkCost| (l.ranks_per_core / ranks_per_core).max(ranks_per_core / l.ranks_per_core);
+        let of_kind = self.link.iter().filter(|l| l.transport == transport && l.between == between);
+        of_kind.min_by(|a, b| apart(a).total_cmp(&apart(b)))
     }
 
     /// Takes the entries of `newer` in place of those of the same kind.
     pub fn update(&mut self, newer: Calibration) {
-        let kind = |l: &LinkCost| (l.transport.clone(), l.between, l.crowded);
+        let kind = |l: &LinkCost| (l.transport.clone(), l.between, l.ranks_per_core.to_bits());
         for link in newer.link {
             match self.link.iter_mut().find(|l| kind(l) == kind(&link)) {
                 Some(known) => *known = link,
@@ -141,11 +147,11 @@ impl Calibration {
             };
             let _ = write!(
                 out,
-                "[[link]]\ntransport = {}\nbetween = \"{}\"\ncrowded = {}\npull = {}\ngap_us = {:.3}\n\
+                "[[link]]\ntransport = {}\nbetween = \"{}\"\nranks_per_core = {:?}\npull = {}\ngap_us = {:.3}\n\
                  one_way = [{}]\nexchange = [{}]\nreduce = [{}]\n",
                 toml::Value::from(link.transport.as_str()),
                 link.between.name(),
-                link.crowded,
+                link.ranks_per_core,
                 link.pull,
                 link.gap_us,
                 points(&link.one_way),
@@ -167,10 +173,15 @@ impl LinkCost {
         if !time(self.gap_us) {
             return Err(format!("gap_us is {}; write µs, at least 0", self.gap_us));
         }
+        if !(1.0..=1e4).contains(&self.ranks_per_core) {
+            return Err(format!("ranks_per_core is {}; write 1.0 to 10000.0", self.ranks_per_core));
+        }
         if let Some(gbps) = self.host_gbps.filter(|g| !(1e-6..=1e6).contains(g)) {
             return Err(format!("host_gbps is {gbps}; write GB/s, such as 1.25 for 10 Gbit/s"));
         }
-        for (name, points) in [("one_way", &self.one_way), ("exchange", &self.exchange), ("reduce", &self.reduce)] {
+        for (name, points) in
+            [("one_way", &self.one_way), ("exchange", &self.exchange), ("reduce", &self.reduce)]
+        {
             if points.is_empty() || points.len() > MAX_POINTS {
                 return Err(format!("{name} has {} points; write 1 to {MAX_POINTS}", points.len()));
             }
@@ -214,7 +225,11 @@ mod tests {
         faster.gap_us = 0.001;
         both.update(Calibration { link: vec![faster.clone()] });
         assert_eq!((both.link.len(), both.link[0].gap_us), (typical.link.len(), 0.001));
-        faster.crowded = !faster.crowded;
+        faster.ranks_per_core = 4.0;
+        both.update(Calibration { link: vec![faster.clone()] });
+        let near = |ratio| both.find(&faster.transport, faster.between, ratio).unwrap().ranks_per_core;
+        assert_eq!([near(1.0), near(2.1), near(3.0), near(100.0)], [1.0, 2.0, 4.0, 4.0]);
+        both.link.pop();
         faster.transport = "new".into();
         both.update(Calibration { link: vec![faster] });
         assert_eq!(both.link.len(), typical.link.len() + 1);
@@ -238,10 +253,13 @@ mod tests {
         };
         assert!(error("gap_us = ", "gap_us = -").contains("gap_us is -"));
         assert!(error("one_way = [[", "one_way = [[0, 1.0], [").contains("one_way has the point [0, 1]"));
-        assert!(error("exchange = [[", "exchange = [[1, nan], [").contains("exchange has the point [1, NaN]"));
+        assert!(
+            error("exchange = [[", "exchange = [[1, nan], [").contains("exchange has the point [1, NaN]")
+        );
         assert!(error("reduce = [[", "reduce = [[99999999999, 1.0], [").contains("sort them"));
+        assert!(error("ranks_per_core = 1.0", "ranks_per_core = 0.0").contains("ranks_per_core is 0"));
         assert!(error("transport", "transprt").contains("line 2"));
-        assert!(error("crowded = false", "crowded = false\nhost_gbps = inf").contains("host_gbps is inf"));
+        assert!(error("pull = true", "pull = true\nhost_gbps = inf").contains("host_gbps is inf"));
         assert!(Calibration::parse("[[link]]").unwrap_err().to_string().contains("transport"));
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::calibration::{Between, Calibration, LinkCost, at};
+use super::calibration::{Between, Calibration, LinkCost, Points, at};
 use super::fabric::{Fabric, Resource, Route, Use, Work};
 use crate::exec::channel::MAP_FROM;
 use crate::exec::layout::{SLOT_BYTES, SLOTS};
@@ -54,15 +54,10 @@ impl Cores {
         this
     }
 
-    /// Whether there are more ranks than cores on a machine.
-    pub fn crowded(&self) -> bool {
-        self.ranks.iter().zip(&self.cores).any(|(ranks, cores)| ranks > cores)
-    }
-
-    /// Cores for each rank, where that is the fewest and less than one; else 1.
-    fn share(&self) -> f64 {
-        let share = self.cores.iter().zip(&self.ranks).map(|(cores, ranks)| *cores as f64 / *ranks as f64);
-        share.fold(1.0, f64::min)
+    /// Ranks for each core of the most crowded machine, at least 1.
+    pub fn ranks_per_core(&self) -> f64 {
+        let each = self.ranks.iter().zip(&self.cores).map(|(ranks, cores)| *ranks as f64 / *cores as f64);
+        each.fold(1.0, f64::max)
     }
 
     /// Whether all hosts share their cores with none or all others, and have the same number.
@@ -82,29 +77,29 @@ pub struct HostFabric<'a> {
     footprint: u64,
     /// Ranks of each host, if that is the same everywhere.
     per_host: Option<usize>,
-    /// The part of a measured time for which a rank had a core: costs of crowded links were measured while ranks
-    /// shared cores.
-    share: f64,
+    /// Ranks for each core.
+    crowd: f64,
 }
 
 impl<'a> HostFabric<'a> {
     /// For a call of `shape` with elements of `width` bytes.
     pub fn new(machines: &'a Machines, shape: &Shape, width: u64) -> HostFabric<'a> {
         let hosts = machines.layout.hosts();
-        let crowded = machines.cores.crowded();
+        let crowd = machines.cores.ranks_per_core();
         let cost = |transport: &str, between| {
             // Who measured some kinds of link still needs the others.
-            let typical = || Calibration::typical().find(transport, between, crowded).cloned();
-            let known = machines.costs.find(transport, between, crowded).cloned().or_else(typical);
+            let typical = || Calibration::typical().find(transport, between, crowd).cloned();
+            let known = machines.costs.find(transport, between, crowd).cloned().or_else(typical);
             known.unwrap_or_else(|| Calibration::typical().link[0].clone())
         };
         let even = hosts.iter().all(|h| h.len() == hosts[0].len()) && machines.layout.order().is_sorted();
-        let largest = |of: &dyn Fn(usize) -> u64| [0, shape.root as usize].map(of).into_iter().max().unwrap_or(0);
+        let largest =
+            |of: &dyn Fn(usize) -> u64| [0, shape.root as usize].map(of).into_iter().max().unwrap_or(0);
         HostFabric {
             inside: cost(machines.transports[0], Between::Ranks),
             across: cost(machines.transports[1], Between::Hosts),
             footprint: (largest(&|r| shape.input_len(r)) + largest(&|r| shape.output_len(r))) * width,
-            share: if crowded { machines.cores.share() } else { 1.0 },
+            crowd,
             per_host: (even && machines.cores.even()).then(|| hosts[0].len()),
             machines,
         }
@@ -118,10 +113,17 @@ impl<'a> HostFabric<'a> {
         if self.host(a) == self.host(b) { &self.inside } else { &self.across }
     }
 
-    /// What occupies a core, one use for the rank and one for its machine: µs for each byte, as measured.
+    /// What occupies a core, one use for the rank and one for its machine: µs of a whole core for each byte.
     fn core(&self, rank: usize, us: f64) -> [Use; 2] {
         let machine = self.machines.cores.of_host[self.host(rank)];
-        [(rank, us * self.share), (self.world_size() + machine, us * self.share)]
+        [(rank, us), (self.world_size() + machine, us)]
+    }
+
+    /// µs that a message without bytes takes in a collective, in which every rank has something to do. A rank waits
+    /// for its turn on a core, the longer the more share it.
+    fn latency(&self, link: &LinkCost) -> f64 {
+        let short = at(&link.exchange, SHORT).min(at(&link.reduce, SHORT));
+        short * (self.crowd / link.ranks_per_core).max(1.0)
     }
 
     /// Where the hosts' ways out and in are numbered from.
@@ -132,18 +134,15 @@ impl<'a> HostFabric<'a> {
     /// µs that a byte of a copy takes when all ranks copy, where the receiver does it.
     fn copy_us(&self, link: &LinkCost) -> f64 {
         let bytes = (self.footprint / 2).max(MAP_FROM);
-        slope(at(&link.exchange, bytes), latency(link), bytes)
+        slope(link, &link.exchange, bytes)
     }
 }
 
-/// µs that a message without bytes takes in a collective, in which every rank has something to do.
-fn latency(link: &LinkCost) -> f64 {
-    at(&link.exchange, SHORT).min(at(&link.reduce, SHORT))
-}
-
-/// µs for each byte, at least what no memory falls below.
-fn slope(us: f64, short: f64, bytes: u64) -> f64 {
-    ((us - short) / bytes as f64).max(1e-6)
+/// µs of a whole core for each byte, at least what no memory falls below: what was measured while ranks shared cores
+/// took a rank its part of one.
+fn slope(link: &LinkCost, points: &Points, bytes: u64) -> f64 {
+    let us = at(points, bytes) - at(points, SHORT);
+    (us / bytes.max(1) as f64 / link.ranks_per_core).max(1e-6)
 }
 
 impl Fabric for HostFabric<'_> {
@@ -153,12 +152,12 @@ impl Fabric for HostFabric<'_> {
 
     fn route(&self, from: usize, to: usize, bytes: u64, uses: &mut Vec<Use>) -> Route {
         let link = self.cost(from, to);
-        let short = latency(link);
         let pull = link.pull && bytes >= MAP_FROM;
-        let flow = slope(at(&link.one_way, bytes), at(&link.one_way, SHORT), bytes.max(1));
+        // One message has its cores for itself.
+        let flow = ((at(&link.one_way, bytes) - at(&link.one_way, SHORT)) / bytes.max(1) as f64).max(1e-6);
         if !pull {
             // Both ends move a byte; each alone keeps up with the way, together they take what exchanges took.
-            let both = slope(at(&link.exchange, bytes), short, bytes.max(1));
+            let both = slope(link, &link.exchange, bytes);
             uses.extend(self.core(from, both / 2.0));
             uses.extend(self.core(to, both / 2.0));
         }
@@ -171,9 +170,10 @@ impl Fabric for HostFabric<'_> {
         Route {
             rate: 1.0 / flow,
             overhead: 0.0,
-            latency_us: (short - link.gap_us).max(0.0),
-            send_us: link.gap_us / 2.0,
-            recv_us: link.gap_us / 2.0,
+            latency_us: (self.latency(link) - link.gap_us * self.crowd).max(0.0),
+            // Others have their turns meanwhile.
+            send_us: link.gap_us / 2.0 * self.crowd,
+            recv_us: link.gap_us / 2.0 * self.crowd,
             pull,
             window: SLOTS * SLOT_BYTES,
             chunk: SLOT_BYTES,
@@ -193,19 +193,18 @@ impl Fabric for HostFabric<'_> {
             (Some(link), _) if work.terms == 1 => self.copy_us(link),
             (Some(link), _) => {
                 let part = (self.footprint / 3).max(MAP_FROM);
-                let two = slope(at(&link.reduce, part), latency(link), part);
+                let two = slope(link, &link.reduce, part);
                 two + (work.terms - 2) as f64 * self.copy_us(link) / 2.0
             }
             (None, Some(link)) => {
-                let bytes = work.bytes.max(1);
-                let more = at(&link.reduce, bytes) - at(&link.exchange, bytes);
-                (more / bytes as f64).max(1e-6) * (work.terms - 1) as f64
+                let more = slope(link, &link.reduce, work.bytes) - slope(link, &link.exchange, work.bytes);
+                more.max(1e-6) * (work.terms - 1) as f64
             }
             (None, None) if self.inside.pull => self.copy_us(&self.inside),
             (None, None) => 1.0 / COPY,
         };
         uses.extend(self.core(rank, us));
-        1.0 / (us * self.share)
+        1.0 / us
     }
 
     fn capacity(&self, resource: Resource) -> f64 {
@@ -252,10 +251,10 @@ mod tests {
     fn containers_of_one_machine_share_its_cores() {
         let layout = Layout::new(&[0, 0, 1, 2]);
         let apart = Cores::of(&layout, |rank| (rank, 2));
-        assert!(!apart.crowded() && apart.even() && apart.cores.len() == 3);
+        assert!(apart.even() && apart.cores.len() == 3);
         let together = Cores::of(&layout, |_| (7, 2));
-        assert!(together.crowded() && together.even());
-        assert_eq!((together.share(), apart.share()), (0.5, 1.0));
+        assert!(together.even());
+        assert_eq!((together.ranks_per_core(), apart.ranks_per_core()), (2.0, 1.0));
         assert_eq!((together.of_host, together.cores), (vec![0; 3], vec![2]));
         assert!(!Cores::of(&layout, |rank| (rank / 3, 2)).even());
     }

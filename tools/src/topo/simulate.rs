@@ -126,7 +126,9 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
     let ranks = fabric.world_size();
     let collective = a.collective.0;
     if collective == Collective::SendRecv {
-        return Err(Error::Invalid("sendrecv is one message; `nd-topo paths` tells what its way gives".into()));
+        return Err(Error::Invalid(
+            "sendrecv is one message; `nd-topo paths` tells what its way gives".into(),
+        ));
     }
     let count = a.collective.lengths(a.size, a.data_type.size(), ranks).count as u64;
     if count == 0 && collective != Collective::Barrier {
@@ -185,7 +187,9 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
         (_, false) => format!("{hosts} × {name}"),
         (_, true) => format!("{hosts} hosts"),
     };
-    let title = format!("{} of {} among {ranks} ranks on {on}", a.collective, size::show(a.size));
+    let amount = if count > 0 { format!(" of {}", size::show(a.size)) } else { String::new() };
+    let plural = if ranks == 1 { "" } else { "s" };
+    let title = format!("{}{amount} among {ranks} rank{plural} on {on}", a.collective);
     if let Some(path) = &a.svg {
         let options = Options { steps: STEPS, ..options };
         let run = estimate(of.algorithm, &shape, a.data_type, &fabric, options);
@@ -194,7 +198,8 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
         put(Some(path), &load_picture::draw(&format!("{title}: {shown}"), run.us, timeline))?;
     }
     let bandwidths = |us: f64| {
-        let algbw = a.size as f64 / us / 1000.0;
+        // A barrier moves nothing to speak of.
+        let algbw = if count > 0 { a.size as f64 / us.max(1e-3) / 1000.0 } else { 0.0 };
         (algbw, algbw * a.collective.bus_factor(ranks))
     };
     if let Some(path) = &a.json {
@@ -228,7 +233,9 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
     if candidates.iter().any(|c| c.reproducible != candidates[0].reproducible) {
         notes.push_str("* does not keep the reproducible order of reduction\n");
     }
-    for (name, why) in candidates.iter().filter_map(|c| Some((c.algorithm.name(), c.estimate.as_ref().err()?))) {
+    for (name, why) in
+        candidates.iter().filter_map(|c| Some((c.algorithm.name(), c.estimate.as_ref().err()?)))
+    {
         notes.push_str(&format!("{name} was left out: {why} (--limit)\n"));
     }
     if !notes.is_empty() {
@@ -241,7 +248,8 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
 fn cluster(text: &str, hosts: Option<usize>) -> Result<Cluster> {
     let path = Path::new(text);
     let is_cluster = path.exists()
-        && std::fs::read_to_string(path).is_ok_and(|t| t.lines().any(|l| l.trim_start().starts_with("[[hosts]]")));
+        && std::fs::read_to_string(path)
+            .is_ok_and(|t| t.lines().any(|l| l.trim_start().starts_with("[[hosts]]")));
     if is_cluster {
         if hosts.is_some() {
             return Err(Error::Invalid(format!(
@@ -285,7 +293,8 @@ fn table(candidates: &[Candidate], bandwidths: impl Fn(f64) -> (f64, f64)) -> Ta
     let mut sorted: Vec<&Candidate> = candidates.iter().collect();
     let time = |c: &Candidate| c.estimate.as_ref().map_or(f64::INFINITY, |e| e.us);
     sorted.sort_by(|a, b| time(a).total_cmp(&time(b)));
-    let mut t = Table::new(&["algorithm", "time", "algbw GB/s", "busbw GB/s", "busiest link", "busy", "simulated"]);
+    let mut t =
+        Table::new(&["algorithm", "time", "algbw GB/s", "busbw GB/s", "busiest link", "busy", "simulated"]);
     for c in sorted.into_iter().filter(|c| c.estimate.is_ok()) {
         let star = if c.reproducible { "" } else { " *" };
         let name = format!("{}{star}", c.algorithm.name());
