@@ -170,7 +170,9 @@ impl LinkCost {
         if let Some(gbps) = self.host_gbps.filter(|g| !(1e-6..=1e6).contains(g)) {
             return Err(format!("host_gbps is {gbps}; write GB/s, such as 1.25 for 10 Gbit/s"));
         }
-        for (name, points) in [("one_way", &self.one_way), ("exchange", &self.exchange), ("reduce", &self.reduce)] {
+        for (name, points) in
+            [("one_way", &self.one_way), ("exchange", &self.exchange), ("reduce", &self.reduce)]
+        {
             if points.is_empty() || points.len() > MAX_POINTS {
                 return Err(format!("{name} has {} points; write 1 to {MAX_POINTS}", points.len()));
             }
@@ -238,7 +240,9 @@ mod tests {
         };
         assert!(error("gap_us = ", "gap_us = -").contains("gap_us is -"));
         assert!(error("one_way = [[", "one_way = [[0, 1.0], [").contains("one_way has the point [0, 1]"));
-        assert!(error("exchange = [[", "exchange = [[1, nan], [").contains("exchange has the point [1, NaN]"));
+        assert!(
+            error("exchange = [[", "exchange = [[1, nan], [").contains("exchange has the point [1, NaN]")
+        );
         assert!(error("reduce = [[", "reduce = [[99999999999, 1.0], [").contains("sort them"));
         assert!(error("transport", "transprt").contains("line 2"));
         assert!(error("crowded = false", "crowded = false\nhost_gbps = inf").contains("host_gbps is inf"));

@@ -92,7 +92,8 @@ impl<'a> HostFabric<'a> {
             known.unwrap_or_else(|| Calibration::typical().link[0].clone())
         };
         let even = hosts.iter().all(|h| h.len() == hosts[0].len()) && machines.layout.order().is_sorted();
-        let largest = |of: &dyn Fn(usize) -> u64| [0, shape.root as usize].map(of).into_iter().max().unwrap_or(0);
+        let largest =
+            |of: &dyn Fn(usize) -> u64| [0, shape.root as usize].map(of).into_iter().max().unwrap_or(0);
         HostFabric {
             inside: cost(machines.transports[0], Between::Ranks),
             across: cost(machines.transports[1], Between::Hosts),

@@ -16,7 +16,20 @@ use super::size;
 
 /// Sizes of messages, bytes.
 const SIZES: [u64; 14] = [
-    8, 64, 512, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 32 << 20, 64 << 20,
+    8,
+    64,
+    512,
+    2 << 10,
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    2 << 20,
+    4 << 20,
+    16 << 20,
+    32 << 20,
+    64 << 20,
 ];
 /// Batches of which the second best counts.
 const BATCHES: usize = 5;
@@ -44,8 +57,15 @@ pub fn calibrate(comm: &Communicator, path: &Path) -> std::result::Result<Calibr
     }
     known.update(measured);
     if comm.rank() == 0 {
-        let text = format!("# What links cost: written by nd-bench --calibrate, used with ND_CALIBRATION.\n\n{}", known.to_toml());
-        write(path, &text).map_err(|source| Error::File { path: path.into(), option: "--calibrate", source })?;
+        let text = format!(
+            "# What links cost: written by nd-bench --calibrate, used with ND_CALIBRATION.\n\n{}",
+            known.to_toml()
+        );
+        write(path, &text).map_err(|source| Error::File {
+            path: path.into(),
+            option: "--calibrate",
+            source,
+        })?;
     }
     Ok(agreed(comm, &known)?)
 }
@@ -125,7 +145,8 @@ fn kind(comm: &Communicator, between: Between) -> Result<Option<LinkCost>> {
     let gap_us = ((burst - 2.0 * one_way[0].1) / (BURST - 1) as f64).max(0.0);
     let host_gbps = (between == Between::Hosts).then(|| {
         let of_host = hosts[0].len().min(hosts[1].len()) as f64;
-        let rate = |&(bytes, us): &(u64, f64)| of_host * bytes as f64 / (us - exchange[0].1).max(1e-3) / 1000.0;
+        let rate =
+            |&(bytes, us): &(u64, f64)| of_host * bytes as f64 / (us - exchange[0].1).max(1e-3) / 1000.0;
         exchange.iter().filter(|p| p.0 >= 64 << 10).map(rate).fold(1e-3, f64::max)
     });
     let link = LinkCost {
@@ -248,7 +269,8 @@ fn perform(pair: &Communicator, probe: Probe, len: usize, buffers: &mut [Buffer<
 
 /// Lines about what was found.
 pub fn summary(costs: &Calibration, path: &Path) -> String {
-    let mut out = format!("# calibration: {} (use it with ND_CALIBRATION={})\n", path.display(), path.display());
+    let mut out =
+        format!("# calibration: {} (use it with ND_CALIBRATION={})\n", path.display(), path.display());
     for link in &costs.link {
         let largest = |points: &Points| {
             let (bytes, us) = points[points.len() - 1];

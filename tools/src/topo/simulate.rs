@@ -125,7 +125,9 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
     let ranks = fabric.world_size();
     let collective = a.collective.0;
     if collective == Collective::SendRecv {
-        return Err(Error::Invalid("sendrecv is one message; `nd-topo paths` tells what its way gives".into()));
+        return Err(Error::Invalid(
+            "sendrecv is one message; `nd-topo paths` tells what its way gives".into(),
+        ));
     }
     let count = a.collective.lengths(a.size, a.data_type.size(), ranks).count as u64;
     if count == 0 && collective != Collective::Barrier {
@@ -227,7 +229,8 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
 fn cluster(text: &str, hosts: Option<usize>) -> Result<Cluster> {
     let path = Path::new(text);
     let is_cluster = path.exists()
-        && std::fs::read_to_string(path).is_ok_and(|t| t.lines().any(|l| l.trim_start().starts_with("[[hosts]]")));
+        && std::fs::read_to_string(path)
+            .is_ok_and(|t| t.lines().any(|l| l.trim_start().starts_with("[[hosts]]")));
     if is_cluster {
         if hosts.is_some() {
             return Err(Error::Invalid(format!(
@@ -271,7 +274,8 @@ fn table(candidates: &[Candidate], bandwidths: impl Fn(f64) -> (f64, f64)) -> Ta
     let mut sorted: Vec<&Candidate> = candidates.iter().collect();
     let time = |c: &Candidate| c.estimate.as_ref().map_or(f64::INFINITY, |e| e.us);
     sorted.sort_by(|a, b| time(a).total_cmp(&time(b)));
-    let mut t = Table::new(&["algorithm", "time", "algbw GB/s", "busbw GB/s", "busiest link", "busy", "simulated"]);
+    let mut t =
+        Table::new(&["algorithm", "time", "algbw GB/s", "busbw GB/s", "busiest link", "busy", "simulated"]);
     for c in sorted {
         let star = if c.reproducible { "" } else { " *" };
         let name = format!("{}{star}", c.algorithm.name());
