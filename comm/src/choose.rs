@@ -152,12 +152,8 @@ impl Tuner {
             [algorithm] => Ok(only(algorithm, "the only algorithm for this call")),
             [first, ..] if shape.world_size() == 1 => Ok(only(first, "one rank")),
             _ if !every_rank_knows(shape) => match candidates.iter().find(|a| a.name() == "direct") {
-                Some(direct) => {
-                    Ok(only(*direct, "not every rank knows the lengths that a choice would depend on"))
-                }
-                None => {
-                    Ok(only(candidates[0], "not every rank knows the lengths that a choice would depend on"))
-                }
+                Some(direct) => Ok(only(*direct, "not every rank knows the lengths that a choice would depend on")),
+                None => Ok(only(candidates[0], "not every rank knows the lengths that a choice would depend on")),
             },
             _ => {
                 let class = class(shape, data_type);
@@ -181,11 +177,8 @@ fn weigh(
     class: &Class,
     shape: &Shape,
 ) -> Arc<[Weighed]> {
-    let shapes = [Alias::None, Alias::InPlace].map(|alias| Shape {
-        counts: Counts::Equal(class.count),
-        alias,
-        ..shape.clone()
-    });
+    let shapes = [Alias::None, Alias::InPlace]
+        .map(|alias| Shape { counts: Counts::Equal(class.count), alias, ..shape.clone() });
     let fabric = HostFabric::new(machines, &shapes[0], class.data_type.size() as u64);
     let options = Options { limit: WEIGHED, ..Options::default() };
     let weighed = |a: &&'static dyn Algorithm| {

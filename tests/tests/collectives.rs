@@ -210,7 +210,8 @@ fn every_collective_on_every_transport() {
 fn every_algorithm_by_name() {
     for algorithm in schedule::algorithms() {
         for kind in [Kind::Local, Kind::PutOnly, Kind::Hosts(vec![0, 1, 1, 0])] {
-            let chooser = Chooser { asked: vec![Asked::by_name(&[algorithm.name()])], ..Chooser::default() };
+            let chooser =
+                Chooser { asked: vec![Asked::by_name(&[algorithm.name()])], ..Chooser::default() };
             let ranks = world(&kind, 4, &chooser);
             each(&ranks, |comm| {
                 for len in SIZES {

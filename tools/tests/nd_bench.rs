@@ -60,7 +60,7 @@ fn a_table_as_nccl_tests_prints_it() {
         assert!(row[5..8].iter().all(|n| n.parse::<f64>().is_ok()), "{row:?}");
     }
     for line in
-        ["# Out of bounds values : 0 OK", "# Collective test concluded: allreduce", "# allreduce: 8 B–4 KiB "]
+        ["# Out of bounds values : 0 OK", "# Collective test concluded: allreduce", "# allreduce: 8 B–"]
     {
         assert!(text.contains(line), "{line} is not in\n{text}");
     }
@@ -235,4 +235,60 @@ fn a_rank_that_is_killed_ends_all_and_is_named() {
     assert_eq!(out.status.code(), Some(1));
     assert!(stderr(&out).contains("rank 2"), "{}", stderr(&out));
     assert!(stderr(&out).contains("SIGKILL"), "{}", stderr(&out));
+}
+
+#[test]
+fn links_are_measured_and_the_file_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("costs.toml");
+    let path = path.to_str().unwrap();
+    let text = stdout(&nd_bench(&format!(
+        "allreduce --ranks 2 --transport shm -b 8 -e 64K -f 64 -n 3 --explain --calibrate {path}"
+    )));
+    assert!(text.contains("# calibration: ") && text.contains("shm between ranks of a host"), "{text}");
+    assert!(text.contains("candidates at 8 B: ") && text.contains("# predicted against measured, µs:"), "{text}");
+    assert!(text.contains("# median of |predicted - measured| / measured: "), "{text}");
+    all_right(&text);
+    let written = std::fs::read_to_string(path).unwrap();
+    assert!(written.contains("transport = \"shm\""), "{written}");
+
+    // From then on; what another run measures is added.
+    let again = with("allreduce --ranks 2 -b 8 -e 8 -n 1 --explain", &[("ND_CALIBRATION", path)]);
+    assert!(stdout(&again).contains("predicted against measured"));
+    stdout(&nd_bench(&format!("allreduce --threads --ranks 2 -b 8 -e 8 -n 1 --calibrate {path}")));
+    let both = std::fs::read_to_string(path).unwrap();
+    assert!(both.starts_with(&written[..written.len() - 1]) && both.contains("transport = \"local\""), "{both}");
+
+    std::fs::write(path, "[[link]]\ntransport = 7\n").unwrap();
+    let out = with("allreduce --ranks 2 -b 8 -e 8 -n 1", &[("ND_CALIBRATION", path)]);
+    assert_eq!(out.status.code(), Some(2), "{}", stderr(&out));
+    assert!(stderr(&out).contains("ND_CALIBRATION") && stderr(&out).contains("line 2"), "{}", stderr(&out));
+    let out = nd_bench(&format!("allreduce --threads --ranks 2 -b 8 -e 8 -n 1 --calibrate {path}"));
+    assert!(stderr(&out).contains("is no calibration"), "{}", stderr(&out));
+    assert_eq!(std::fs::read_to_string(path).unwrap(), "[[link]]\ntransport = 7\n", "somebody's file stays");
+}
+
+#[test]
+fn rules_choose_by_collective_and_size() {
+    let rules = [("ND_ALGO", "allreduce@64K-:halving; allreduce:^oneshot,doubling; broadcast:tree")];
+    let text = stdout(&with("allreduce --ranks 4 --threads -b 1K -e 64K -f 64 -n 1 --explain", &rules));
+    assert!(text.contains("64 KiB halving over local: asked for by name"), "{text}");
+    let small = text.lines().find(|l| l.contains("candidates at 1024 B")).expect("candidates are listed");
+    assert!(!small.contains("oneshot") && !small.contains("doubling"), "{small}");
+    let text = stdout(&with("broadcast --ranks 4 --threads -b 1K -e 1K -n 1", &rules));
+    assert!(text.contains("tree over local"), "{text}");
+}
+
+#[test]
+fn ranks_that_would_choose_differently_are_told_so_at_the_start() {
+    let nd_bench = env!("CARGO_BIN_EXE_nd-bench");
+    let script = format!("[ $RANK = 1 ] && export ND_ALGO=ring; exec {nd_bench} allreduce -b 8 -e 8 -n 1");
+    let out = Command::new(env!("CARGO_BIN_EXE_nd-run"))
+        .args(["-n", "3", "--", "sh", "-c", &script])
+        .env_remove("ND_ALGO")
+        .output()
+        .expect("nd-run can be started");
+    assert!(!out.status.success());
+    let said = stderr(&out);
+    assert!(said.contains("ND_ALGO is \"ring\" on rank 1") && said.contains("nothing on rank 0"), "{said}");
 }

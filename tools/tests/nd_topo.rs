@@ -298,3 +298,77 @@ fn links_between_chips_have_their_own_names() {
     let text = good(&["show", "--from", "gb200-nvl72"]);
     assert!(text.contains("NVLink GB/s: NVSW") && text.contains("C2C GB/s: NUMA0 225"), "{text}");
 }
+
+#[test]
+fn a_collective_is_simulated_by_every_algorithm() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let line = ["simulate", "allreduce", "--size", "64M", "--cluster", "dgx-h100", "--hosts", "4"];
+    let svg = at("load.svg");
+    let text = good(&[&line[..], &["--svg", &svg]].concat());
+    for word in ["32 ranks", "algbw", "busiest link", "hierarchical", "ring *", "reproducible"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("node0: "), "{picture}");
+
+    let json: serde_json::Value = serde_json::from_str(&good(&[&line[..], &["--json"]].concat())).unwrap();
+    let rows = json["algorithms"].as_array().unwrap();
+    let us = |name: &str| rows.iter().find(|r| r["name"] == name).unwrap()["us"].as_f64().unwrap();
+    let fastest = us(json["fastest"].as_str().unwrap());
+    assert!(rows.iter().all(|r| r["us"].as_f64().unwrap() >= fastest));
+    // 64 MiB in a ring of 32, whose narrowest link carries 48 GB/s: 2 · 31/32 · 64 MiB / 48 GB/s, and some latency.
+    let wire = 2.0 * 31.0 / 32.0 * (64 << 20) as f64 / 48e3;
+    assert!((wire..1.2 * wire).contains(&us("ring")), "{} µs, wire {wire}", us("ring"));
+    let ordered = good(&[&line[..], &["--reduction", "reproducible", "--json"]].concat());
+    let ordered: serde_json::Value = serde_json::from_str(&ordered).unwrap();
+    let chosen = ordered["fastest"].as_str().unwrap().to_owned();
+    let row = ordered["algorithms"].as_array().unwrap().iter().find(|r| r["name"] == *chosen).unwrap();
+    assert_eq!(row["reproducible"], true);
+}
+
+#[test]
+fn clusters_are_simulated_as_their_file_describes_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.toml");
+    let simulate = |oversubscription: &str| -> f64 {
+        let text = format!(
+            "[[hosts]]\nmachine='dgx-h100'\ncount=4\n[network]\nkind='rails'\nhosts_per_leaf=2\n\
+             oversubscription={oversubscription}\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let json = good(&["simulate", "alltoall", "-s", "64M", "--cluster", path.to_str().unwrap(), "--json"]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let rows = json["algorithms"].as_array().unwrap();
+        rows.iter().find(|r| r["name"] == "direct").unwrap()["us"].as_f64().unwrap()
+    };
+    assert!(simulate("8.0") > 3.0 * simulate("1.0"));
+    let path = path.to_str().unwrap();
+    assert!(bad(&["simulate", "allreduce", "--cluster", path, "--hosts", "3"]).contains("--hosts"));
+}
+
+#[test]
+fn eight_thousand_ranks_fit_into_two_gigabytes() {
+    let nd_topo = env!("CARGO_BIN_EXE_nd-topo");
+    let line = format!(
+        "ulimit -v 2000000 && exec {nd_topo} simulate allreduce --size 1G --cluster dgx-h100 --hosts 1024"
+    );
+    let out = Command::new("sh").args(["-c", &line]).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(text.contains("8192 ranks on 1024 × NVIDIA DGX H100"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_simulated_is_said() {
+    let simulate = |rest: &[&str]| bad(&[&["simulate"], rest].concat());
+    assert!(simulate(&["allreduce", "--cluster", "dgx-h1000"]).contains("dgx-h100"));
+    assert!(simulate(&["allreduce", "--cluster", "dgx-h100", "--hosts", "0"]).contains("--hosts 0"));
+    assert!(simulate(&["sendrecv", "--cluster", "dgx-h100"]).contains("nd-topo paths"));
+    assert!(simulate(&["allgather", "-s", "16", "--cluster", "dgx-h100"]).contains("at least 128 B"));
+    let e = simulate(&["broadcast", "--cluster", "dgx-h100", "--algo", "bruck"]);
+    assert!(e.contains("bruck") && e.contains("tree"), "{e}");
+    let e = simulate(&["allreduce", "--cluster", "dgx-h100", "--hosts", "8", "--limit", "3"]);
+    assert!(e.contains("--limit"), "{e}");
+    assert!(simulate(&["allreduce", "--cluster", "/dev/null"]).contains("/dev/null"));
+}

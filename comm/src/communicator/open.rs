@@ -164,8 +164,7 @@ fn agreed(ranks: &[Joining], rank: usize) -> Result<Option<Arc<Calibration>>> {
             ("ND_TRANSPORT", &settings.transport, &first.transport),
         ];
         if let Some((name, theirs, ours)) = all.into_iter().find(|(_, theirs, ours)| theirs != ours) {
-            let shown =
-                |value: &str| if value.is_empty() { "nothing".to_owned() } else { format!("{value:?}") };
+            let shown = |value: &str| if value.is_empty() { "nothing".to_owned() } else { format!("{value:?}") };
             return Err(Error::Rendezvous {
                 who: format!("rank {rank}"),
                 problem: format!(

@@ -243,9 +243,7 @@ pub(super) const KNOWN: &[Known] = &[
                 c.transport.spin = Some(std::time::Duration::from_micros(us.into()));
                 Ok(())
             }
-            Err(_) => {
-                bad("not a number of microseconds", "write a whole number, such as 50; 0 sleeps at once")
-            }
+            Err(_) => bad("not a number of microseconds", "write a whole number, such as 50; 0 sleeps at once"),
         },
         |c| or_empty(&c.transport.spin, |d| d.as_micros().to_string()),
         "how long a wait spins before it sleeps, µs; empty: long when every rank has a core, else hardly",

@@ -155,9 +155,7 @@ pub fn algorithms(text: &str) -> Result<Algorithms, Bad> {
             None => 0..=u64::MAX,
             Some(range) => {
                 let (first, last) = range.split_once('-').unwrap_or((range, range));
-                let end = |text: &str, open| {
-                    if text.trim().is_empty() { Ok(open) } else { size(text.trim()).map(|s| s as u64) }
-                };
+                let end = |text: &str, open| if text.trim().is_empty() { Ok(open) } else { size(text.trim()).map(|s| s as u64) };
                 let sizes = end(first, 0)?..=end(last, u64::MAX)?;
                 if sizes.is_empty() {
                     return bad(format!("the first size is above the last in {part:?}"), REMEDY);

@@ -95,8 +95,7 @@ impl Fabric for ClusterFabric {
             narrowest = narrowest.min(self.routes.gbps(l) * GBPS);
         });
         // Every route crosses a link; what has none is the same device.
-        let rate =
-            self.memory[self.routes.cluster().hosts[self.slots[from].host].kind][self.slots[from].local];
+        let rate = self.memory[self.routes.cluster().hosts[self.slots[from].host].kind][self.slots[from].local];
         Route {
             rate,
             overhead: MESSAGE_US * narrowest.min(rate),

@@ -31,34 +31,38 @@ pub struct Machines {
 pub struct Cores {
     /// The machine that each host is on, numbered from 0.
     of_host: Vec<usize>,
-    /// Cores of each machine.
+    /// Cores of each machine, and ranks on it.
     cores: Vec<usize>,
-    crowded: bool,
+    ranks: Vec<usize>,
 }
 
 impl Cores {
     /// From any number for the machine of each rank, and the cores that the rank may use there.
     pub fn of(layout: &Layout, of_rank: impl Fn(usize) -> (usize, usize)) -> Cores {
-        let (mut numbers, mut this) = (Vec::new(), Cores { of_host: vec![], cores: vec![], crowded: false });
-        let mut ranks = Vec::new();
+        let (mut numbers, mut this) = (Vec::new(), Cores { of_host: vec![], cores: vec![], ranks: vec![] });
         for host in layout.hosts() {
             let (machine, cores) = of_rank(host[0] as usize);
             let at = numbers.iter().position(|m| *m == machine).unwrap_or_else(|| {
                 numbers.push(machine);
                 this.cores.push(cores.max(1));
-                ranks.push(0);
+                this.ranks.push(0);
                 numbers.len() - 1
             });
             this.of_host.push(at);
-            ranks[at] += host.len();
+            this.ranks[at] += host.len();
         }
-        this.crowded = ranks.iter().zip(&this.cores).any(|(ranks, cores)| ranks > cores);
         this
     }
 
     /// Whether there are more ranks than cores on a machine.
     pub fn crowded(&self) -> bool {
-        self.crowded
+        self.ranks.iter().zip(&self.cores).any(|(ranks, cores)| ranks > cores)
+    }
+
+    /// Cores for each rank, where that is the fewest and less than one; else 1.
+    fn share(&self) -> f64 {
+        let share = self.cores.iter().zip(&self.ranks).map(|(cores, ranks)| *cores as f64 / *ranks as f64);
+        share.fold(1.0, f64::min)
     }
 
     /// Whether all hosts share their cores with none or all others, and have the same number.
@@ -78,6 +82,9 @@ pub struct HostFabric<'a> {
     footprint: u64,
     /// Ranks of each host, if that is the same everywhere.
     per_host: Option<usize>,
+    /// The part of a measured time for which a rank had a core: costs of crowded links were measured while ranks
+    /// shared cores.
+    share: f64,
 }
 
 impl<'a> HostFabric<'a> {
@@ -92,12 +99,12 @@ impl<'a> HostFabric<'a> {
             known.unwrap_or_else(|| Calibration::typical().link[0].clone())
         };
         let even = hosts.iter().all(|h| h.len() == hosts[0].len()) && machines.layout.order().is_sorted();
-        let largest =
-            |of: &dyn Fn(usize) -> u64| [0, shape.root as usize].map(of).into_iter().max().unwrap_or(0);
+        let largest = |of: &dyn Fn(usize) -> u64| [0, shape.root as usize].map(of).into_iter().max().unwrap_or(0);
         HostFabric {
             inside: cost(machines.transports[0], Between::Ranks),
             across: cost(machines.transports[1], Between::Hosts),
             footprint: (largest(&|r| shape.input_len(r)) + largest(&|r| shape.output_len(r))) * width,
+            share: if crowded { machines.cores.share() } else { 1.0 },
             per_host: (even && machines.cores.even()).then(|| hosts[0].len()),
             machines,
         }
@@ -111,10 +118,10 @@ impl<'a> HostFabric<'a> {
         if self.host(a) == self.host(b) { &self.inside } else { &self.across }
     }
 
-    /// What occupies a core, one use for the rank and one for its machine: µs for each byte.
+    /// What occupies a core, one use for the rank and one for its machine: µs for each byte, as measured.
     fn core(&self, rank: usize, us: f64) -> [Use; 2] {
         let machine = self.machines.cores.of_host[self.host(rank)];
-        [(rank, us), (self.world_size() + machine, us)]
+        [(rank, us * self.share), (self.world_size() + machine, us * self.share)]
     }
 
     /// Where the hosts' ways out and in are numbered from.
@@ -125,8 +132,13 @@ impl<'a> HostFabric<'a> {
     /// µs that a byte of a copy takes when all ranks copy, where the receiver does it.
     fn copy_us(&self, link: &LinkCost) -> f64 {
         let bytes = (self.footprint / 2).max(MAP_FROM);
-        slope(at(&link.exchange, bytes), at(&link.one_way, SHORT), bytes)
+        slope(at(&link.exchange, bytes), latency(link), bytes)
     }
+}
+
+/// µs that a message without bytes takes in a collective, in which every rank has something to do.
+fn latency(link: &LinkCost) -> f64 {
+    at(&link.exchange, SHORT).min(at(&link.reduce, SHORT))
 }
 
 /// µs for each byte, at least what no memory falls below.
@@ -141,9 +153,9 @@ impl Fabric for HostFabric<'_> {
 
     fn route(&self, from: usize, to: usize, bytes: u64, uses: &mut Vec<Use>) -> Route {
         let link = self.cost(from, to);
-        let short = at(&link.one_way, SHORT);
+        let short = latency(link);
         let pull = link.pull && bytes >= MAP_FROM;
-        let flow = slope(at(&link.one_way, bytes), short, bytes.max(1));
+        let flow = slope(at(&link.one_way, bytes), at(&link.one_way, SHORT), bytes.max(1));
         if !pull {
             // Both ends move a byte; each alone keeps up with the way, together they take what exchanges took.
             let both = slope(at(&link.exchange, bytes), short, bytes.max(1));
@@ -181,7 +193,7 @@ impl Fabric for HostFabric<'_> {
             (Some(link), _) if work.terms == 1 => self.copy_us(link),
             (Some(link), _) => {
                 let part = (self.footprint / 3).max(MAP_FROM);
-                let two = slope(at(&link.reduce, part), at(&link.one_way, SHORT), part);
+                let two = slope(at(&link.reduce, part), latency(link), part);
                 two + (work.terms - 2) as f64 * self.copy_us(link) / 2.0
             }
             (None, Some(link)) => {
@@ -193,7 +205,7 @@ impl Fabric for HostFabric<'_> {
             (None, None) => 1.0 / COPY,
         };
         uses.extend(self.core(rank, us));
-        1.0 / us
+        1.0 / (us * self.share)
     }
 
     fn capacity(&self, resource: Resource) -> f64 {
@@ -243,6 +255,7 @@ mod tests {
         assert!(!apart.crowded() && apart.even() && apart.cores.len() == 3);
         let together = Cores::of(&layout, |_| (7, 2));
         assert!(together.crowded() && together.even());
+        assert_eq!((together.share(), apart.share()), (0.5, 1.0));
         assert_eq!((together.of_host, together.cores), (vec![0; 3], vec![2]));
         assert!(!Cores::of(&layout, |rank| (rank / 3, 2)).even());
     }

@@ -329,19 +329,13 @@ impl Refinement {
         for (&resource, &colour) in self.resources.iter().zip(&self.resource_colours) {
             kinds.entry(colour).or_insert((resource, 0)).1 += 1;
         }
-        let resources = self
-            .resources
-            .iter()
-            .zip(&self.resource_colours)
-            .map(|(&r, colour)| (r, kinds[colour]))
-            .collect();
+        let resources =
+            self.resources.iter().zip(&self.resource_colours).map(|(&r, colour)| (r, kinds[colour])).collect();
         let mut incoming = HashSet::new();
         let simulated = |rank: u32| first[of_rank[rank as usize] as usize] == rank as usize;
-        let collide = self
-            .edges
-            .iter()
-            .filter(|e| simulated(e.to) && e.from != e.to)
-            .any(|e| !incoming.insert((e.to, of_rank[e.from as usize], e.lane, e.ports[0])));
+        let collide = self.edges.iter().filter(|e| simulated(e.to) && e.from != e.to).any(|e| {
+            !incoming.insert((e.to, of_rank[e.from as usize], e.lane, e.ports[0]))
+        });
         if collide {
             return None;
         }

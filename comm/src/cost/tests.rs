@@ -54,12 +54,7 @@ fn shape(collective: Collective, count: u64, layout: Arc<Layout>) -> Shape {
     Shape { collective, counts: Counts::Equal(count), root: 0, alias: Alias::None, layout, piece: 48 << 10 }
 }
 
-fn predict(
-    name: &str,
-    shape: &Shape,
-    fabric: &dyn Fabric,
-    options: Options,
-) -> Result<Estimate, Unpredictable> {
+fn predict(name: &str, shape: &Shape, fabric: &dyn Fabric, options: Options) -> Result<Estimate, Unpredictable> {
     estimate(by_name(name).unwrap(), shape, DataType::F32, fabric, options)
 }
 

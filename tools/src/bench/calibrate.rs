@@ -16,20 +16,7 @@ use super::size;
 
 /// Sizes of messages, bytes.
 const SIZES: [u64; 14] = [
-    8,
-    64,
-    512,
-    2 << 10,
-    4 << 10,
-    16 << 10,
-    64 << 10,
-    256 << 10,
-    1 << 20,
-    2 << 20,
-    4 << 20,
-    16 << 20,
-    32 << 20,
-    64 << 20,
+    8, 64, 512, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 32 << 20, 64 << 20,
 ];
 /// Batches of which the second best counts.
 const BATCHES: usize = 5;
@@ -38,8 +25,10 @@ const BATCH: f64 = 0.006;
 const MOST_ITERATIONS: u32 = 2000;
 /// Where one iteration takes longer than so many seconds, larger sizes are left to extrapolation.
 const SLOW: f64 = 0.08;
-/// Messages sent in a row to find how closely they follow each other: no more than fit into the receiver's slots.
-const BURST: usize = 8;
+/// Short messages sent in a row, to find what one takes of the sender's time: no more than fit into the receiver's
+/// slots, so that none waits. The fastest of so many rows counts.
+const ROW: usize = 8;
+const ROWS: usize = 50;
 
 /// Measures, and on rank 0 writes the file; gives what is known from then on, the same on every rank.
 pub fn calibrate(comm: &Communicator, path: &Path) -> std::result::Result<Calibration, Error> {
@@ -57,15 +46,8 @@ pub fn calibrate(comm: &Communicator, path: &Path) -> std::result::Result<Calibr
     }
     known.update(measured);
     if comm.rank() == 0 {
-        let text = format!(
-            "# What links cost: written by nd-bench --calibrate, used with ND_CALIBRATION.\n\n{}",
-            known.to_toml()
-        );
-        write(path, &text).map_err(|source| Error::File {
-            path: path.into(),
-            option: "--calibrate",
-            source,
-        })?;
+        let text = format!("# What links cost: written by nd-bench --calibrate, used with ND_CALIBRATION.\n\n{}", known.to_toml());
+        write(path, &text).map_err(|source| Error::File { path: path.into(), option: "--calibrate", source })?;
     }
     Ok(agreed(comm, &known)?)
 }
@@ -133,20 +115,18 @@ fn kind(comm: &Communicator, between: Between) -> Result<Option<LinkCost>> {
         Some(pair) => Some([pair.alloc::<f32>(2 * most)?, pair.alloc::<f32>(2 * most)?]),
         None => None,
     };
-    let mut meter = Meter { comm, pair: pair.as_ref(), alone: mine == Some(0), buffers };
+    let mut meter = Meter { comm, pair: pair.as_ref(), alone: between == Between::Ranks || mine == Some(0), buffers };
     let transport = machines.transports[usize::from(between == Between::Hosts)];
     let rank = pairs[0][0];
     let one_way = meter.curve(Probe::PingPong)?;
     let exchange = meter.curve(Probe::Exchange)?;
     let reduce = meter.curve(Probe::Reduce)?;
-    let burst = meter.time(Probe::Burst, SIZES[0])?;
+    // Taking a message is as much work as posting it.
+    let gap_us = told(comm, rank, 2.0 * meter.posting()?)?;
     let pull = comm.maps(pairs[0][1]);
-    // What is burst's in excess of one message there and one back.
-    let gap_us = ((burst - 2.0 * one_way[0].1) / (BURST - 1) as f64).max(0.0);
     let host_gbps = (between == Between::Hosts).then(|| {
         let of_host = hosts[0].len().min(hosts[1].len()) as f64;
-        let rate =
-            |&(bytes, us): &(u64, f64)| of_host * bytes as f64 / (us - exchange[0].1).max(1e-3) / 1000.0;
+        let rate = |&(bytes, us): &(u64, f64)| of_host * bytes as f64 / (us - exchange[0].1).max(1e-3) / 1000.0;
         exchange.iter().filter(|p| p.0 >= 64 << 10).map(rate).fold(1e-3, f64::max)
     });
     let link = LinkCost {
@@ -178,14 +158,12 @@ enum Probe {
     Exchange,
     /// Reduce-scatter of every pair, for the bytes of a part.
     Reduce,
-    /// A burst of messages there, one back.
-    Burst,
 }
 
 struct Meter<'a> {
     comm: &'a Communicator,
     pair: Option<&'a Communicator>,
-    /// Whether this is the pair that measures what one message takes.
+    /// Whether this pair measures what one message takes: across hosts only the first does, since all share the way.
     alone: bool,
     buffers: Option<[Buffer<f32>; 2]>,
 }
@@ -200,7 +178,32 @@ impl Meter<'_> {
                 break;
             }
         }
+        // More bytes never take less time: what seems so is noise in the smaller size.
+        for i in (1..points.len()).rev() {
+            points[i - 1].1 = points[i - 1].1.min(points[i].1);
+        }
         Ok(points)
+    }
+
+    /// µs of the sender's time that a short message takes, on the first rank of a pair.
+    fn posting(&mut self) -> Result<f64> {
+        let (Some(pair), Some([send, recv])) = (self.pair, &mut self.buffers) else { return Ok(0.0) };
+        let mut least = f64::INFINITY;
+        for _ in 0..ROWS {
+            let began = Instant::now();
+            for _ in 0..ROW {
+                match pair.rank() {
+                    0 => pair.send(&send[..2], 1)?,
+                    _ => pair.recv(&mut recv[..2], 0)?,
+                }
+            }
+            least = least.min(began.elapsed().as_secs_f64() * 1e6 / ROW as f64);
+            match pair.rank() {
+                0 => pair.recv(&mut recv[..2], 1)?,
+                _ => pair.send(&send[..2], 0)?,
+            }
+        }
+        Ok(least)
     }
 
     /// µs of one iteration, the same on every rank.
@@ -252,25 +255,12 @@ fn perform(pair: &Communicator, probe: Probe, len: usize, buffers: &mut [Buffer<
         }
         Probe::Exchange => pair.all_gather_in_place(&mut recv[..2 * len]),
         Probe::Reduce => pair.reduce_scatter(&send[..2 * len], &mut recv[..len], ReduceOp::Sum),
-        Probe::Burst if pair.rank() == 0 => {
-            for _ in 0..BURST {
-                pair.send(&send[..len], peer)?;
-            }
-            pair.recv(&mut recv[..len], peer)
-        }
-        Probe::Burst => {
-            for _ in 0..BURST {
-                pair.recv(&mut recv[..len], peer)?;
-            }
-            pair.send(&send[..len], peer)
-        }
     }
 }
 
 /// Lines about what was found.
 pub fn summary(costs: &Calibration, path: &Path) -> String {
-    let mut out =
-        format!("# calibration: {} (use it with ND_CALIBRATION={})\n", path.display(), path.display());
+    let mut out = format!("# calibration: {} (use it with ND_CALIBRATION={})\n", path.display(), path.display());
     for link in &costs.link {
         let largest = |points: &Points| {
             let (bytes, us) = points[points.len() - 1];

@@ -76,10 +76,7 @@ fn predictions(rows: &[Row]) -> String {
         text += &format!("#   {size:>12} B {predicted:>12.2} {measured:>12.2} {:>+7.0} %\n", error * 100.0);
     }
     errors.sort_by(f64::total_cmp);
-    text + &format!(
-        "# median of |predicted - measured| / measured: {:.0} %\n",
-        errors[errors.len() / 2] * 100.0
-    )
+    text + &format!("# median of |predicted - measured| / measured: {:.0} %\n", errors[errors.len() / 2] * 100.0)
 }
 
 /// "direct 12.3 µs, ring 20.1 µs".

@@ -71,12 +71,7 @@ pub(super) fn draw(title: &str, us: f64, timeline: &Timeline) -> String {
         );
     }
     let y = base + 36.0;
-    let _ = writeln!(
-        svg,
-        "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#66707e\">idle</text>",
-        LEFT - 10.0,
-        y + 13.0
-    );
+    let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#66707e\">idle</text>", LEFT - 10.0, y + 13.0);
     for shade in 0..=SHADES {
         let x = LEFT + f64::from(shade) * 24.0;
         let fill = if shade == 0 { "#f0f2f5".into() } else { colour(shade) };
@@ -122,8 +117,7 @@ mod tests {
 
     #[test]
     fn a_row_for_each_link_and_shades_by_load() {
-        let rows =
-            vec![("node0: <a> → b".to_owned(), vec![0.0, 0.5, 0.5, 1.0]), ("c".to_owned(), vec![0.0; 4])];
+        let rows = vec![("node0: <a> → b".to_owned(), vec![0.0, 0.5, 0.5, 1.0]), ("c".to_owned(), vec![0.0; 4])];
         let svg = draw("all & sundry", 100.0, &Timeline { step_us: 25.0, rows });
         assert!(svg.contains("all &amp; sundry") && svg.contains("node0: &lt;a&gt; → b"), "{svg}");
         // Two steps of one shade are one rectangle, half the width.

@@ -24,7 +24,8 @@ pub(super) const EXAMPLES: &str = "Examples:
 
 Every rank sits on a GPU, or on a NUMA node of hosts without one. With --hosts the hosts are joined by one switch that
 never blocks; `nd-topo place --help` shows a cluster file, which describes rails, leaves, spines and mixed hosts.
-Times are of moving and combining data: starting kernels or processes is not in them.";
+Times are of moving and combining data: starting kernels or processes is not in them. Ranks that do the same at the
+same time are simulated once; the last column says how many were left.";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct SimulateArgs {
@@ -125,9 +126,7 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
     let ranks = fabric.world_size();
     let collective = a.collective.0;
     if collective == Collective::SendRecv {
-        return Err(Error::Invalid(
-            "sendrecv is one message; `nd-topo paths` tells what its way gives".into(),
-        ));
+        return Err(Error::Invalid("sendrecv is one message; `nd-topo paths` tells what its way gives".into()));
     }
     let count = a.collective.lengths(a.size, a.data_type.size(), ranks).count as u64;
     if count == 0 && collective != Collective::Barrier {
@@ -180,7 +179,13 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
     };
     let shown = a.algo.as_deref().unwrap_or(fastest.algorithm.name());
     let of = candidates.iter().find(|c| c.algorithm.name() == shown).unwrap_or(fastest);
-    let title = format!("{} of {} among {ranks} ranks on {hosts} × {name}", a.collective, size::show(a.size));
+    let on = match (hosts, name.is_empty()) {
+        (1, false) => name,
+        (1, true) => "one host".to_owned(),
+        (_, false) => format!("{hosts} × {name}"),
+        (_, true) => format!("{hosts} hosts"),
+    };
+    let title = format!("{} of {} among {ranks} ranks on {on}", a.collective, size::show(a.size));
     if let Some(path) = &a.svg {
         let options = Options { steps: STEPS, ..options };
         let run = estimate(of.algorithm, &shape, a.data_type, &fabric, options);
@@ -219,8 +224,15 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
         )),
     );
     out.push_str(&table(&candidates, bandwidths).render());
+    let mut notes = String::new();
     if candidates.iter().any(|c| c.reproducible != candidates[0].reproducible) {
-        out.push_str("\n* does not keep the reproducible order of reduction\n");
+        notes.push_str("* does not keep the reproducible order of reduction\n");
+    }
+    for (name, why) in candidates.iter().filter_map(|c| Some((c.algorithm.name(), c.estimate.as_ref().err()?))) {
+        notes.push_str(&format!("{name} was left out: {why} (--limit)\n"));
+    }
+    if !notes.is_empty() {
+        out.push_str(&format!("\n{notes}"));
     }
     put(None, &out)
 }
@@ -229,8 +241,7 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
 fn cluster(text: &str, hosts: Option<usize>) -> Result<Cluster> {
     let path = Path::new(text);
     let is_cluster = path.exists()
-        && std::fs::read_to_string(path)
-            .is_ok_and(|t| t.lines().any(|l| l.trim_start().starts_with("[[hosts]]")));
+        && std::fs::read_to_string(path).is_ok_and(|t| t.lines().any(|l| l.trim_start().starts_with("[[hosts]]")));
     if is_cluster {
         if hosts.is_some() {
             return Err(Error::Invalid(format!(
@@ -274,26 +285,22 @@ fn table(candidates: &[Candidate], bandwidths: impl Fn(f64) -> (f64, f64)) -> Ta
     let mut sorted: Vec<&Candidate> = candidates.iter().collect();
     let time = |c: &Candidate| c.estimate.as_ref().map_or(f64::INFINITY, |e| e.us);
     sorted.sort_by(|a, b| time(a).total_cmp(&time(b)));
-    let mut t =
-        Table::new(&["algorithm", "time", "algbw GB/s", "busbw GB/s", "busiest link", "busy", "simulated"]);
-    for c in sorted {
+    let mut t = Table::new(&["algorithm", "time", "algbw GB/s", "busbw GB/s", "busiest link", "busy", "simulated"]);
+    for c in sorted.into_iter().filter(|c| c.estimate.is_ok()) {
         let star = if c.reproducible { "" } else { " *" };
         let name = format!("{}{star}", c.algorithm.name());
-        match &c.estimate {
-            Ok(e) => {
-                let (algbw, busbw) = bandwidths(e.us);
-                let load = e.loads.first();
-                t.row([
-                    name,
-                    micros(e.us),
-                    gbps(algbw),
-                    gbps(busbw),
-                    load.map_or(String::new(), |l| l.name.clone()),
-                    load.map_or(String::new(), |l| format!("{:.0} %", l.busy * 100.0)),
-                    format!("{} ranks", e.ranks),
-                ]);
-            }
-            Err(e) => t.row([name, "left out".into(), String::new(), String::new(), e.to_string()]),
+        if let Ok(e) = &c.estimate {
+            let (algbw, busbw) = bandwidths(e.us);
+            let load = e.loads.first();
+            t.row([
+                name,
+                micros(e.us),
+                gbps(algbw),
+                gbps(busbw),
+                load.map_or(String::new(), |l| l.name.clone()),
+                load.map_or(String::new(), |l| format!("{:.0} %", l.busy * 100.0)),
+                format!("{} rank{}", e.ranks, if e.ranks == 1 { "" } else { "s" }),
+            ]);
         }
     }
     t

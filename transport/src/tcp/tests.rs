@@ -43,16 +43,7 @@ fn opened(n: usize, config: &Config) -> (Vec<Listening>, Vec<Card>) {
             let (host, network) = (HostId::here(None), HostId::network());
             (
                 listening,
-                Card {
-                    host,
-                    network,
-                    host_name,
-                    cores: 1,
-                    pid: std::process::id(),
-                    process_start: 0,
-                    shm,
-                    tcp,
-                },
+                Card { host, network, host_name, cores: 1, pid: std::process::id(), process_start: 0, shm, tcp },
             )
         })
         .unzip()
