@@ -21,8 +21,8 @@ compare: setup
 
 # WORLDS="shm tcp" runs some of the worlds.
 predict: setup
-	$(CARGO) build --release --locked -p nd-tools
-	@$(CARGO) bench --locked --quiet -p nd-benches --bench prediction -- $(WORLDS)
+	$(CARGO) build --release --locked -p nd-tools -p nd-benches
+	@$(CARGO) bench --locked --quiet -p nd-tools -p nd-benches --bench prediction -- $(WORLDS)
 
 test: setup-test check docs unit
 
