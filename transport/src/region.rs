@@ -244,12 +244,12 @@ mod tests {
         let r = region(16 * PAGE);
         let windows: Vec<_> = (0..15).map(|_| r.alloc(PAGE as u64, false).unwrap()).collect();
         assert!(r.alloc(1, false).is_err());
-        r.counter(windows[3].offset()).store(7, std::sync::atomic::Ordering::Relaxed);
+        r.counter(windows[3].offset()).store(7, Ordering::Relaxed);
         assert_eq!(r.used(), 15 * PAGE as u64);
         drop(windows);
         assert_eq!(r.used(), 0);
         let all = r.alloc(15 * PAGE as u64, false).unwrap();
-        assert_eq!(r.counter(all.offset() + 3 * PAGE as u64).load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(r.counter(all.offset() + 3 * PAGE as u64).load(Ordering::Relaxed), 0);
     }
 
     #[test]
