@@ -1,10 +1,10 @@
 # `make bench` runs the main job, `make test` everything that must hold, `make compare` the comparison with other
-# libraries. Each installs what it needs first.
+# libraries, `make predict` the cost model beside measurements. Each installs what it needs first.
 
 CARGO ?= cargo
 BENCH ?= allreduce
 
-.PHONY: bench test compare setup setup-test check unit docs
+.PHONY: bench test compare predict setup setup-test check unit docs
 
 bench: setup
 	$(CARGO) build --release --locked -p nd-tools
@@ -18,6 +18,11 @@ compare: setup
 	@$(CARGO) run --release --locked --quiet -p nd-benches --bin compare -- \
 	  $(if $(PEERS),--peers $(PEERS)) $(if $(COLL),--coll $(COLL)) $(if $(TRANSPORT),--transport $(TRANSPORT)) \
 	  $(if $(RANKS),--ranks $(RANKS)) $(if $(SIZES),--sizes $(SIZES)) $(if $(PAIRS),--pairs $(PAIRS)) $(COMPARE)
+
+# WORLDS="shm tcp" runs some of the worlds.
+predict: setup
+	$(CARGO) build --release --locked -p nd-tools -p nd-benches
+	@$(CARGO) bench --locked --quiet -p nd-tools -p nd-benches --bench prediction -- $(WORLDS)
 
 test: setup-test check docs unit
 

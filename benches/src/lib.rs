@@ -4,9 +4,11 @@
 //! |---|---|
 //! | [`compare`] | `make compare`: nd-bench in turn with Open MPI, MPICH, Intel MPI, oneCCL and Gloo |
 //! | [`limits`] | what the machine itself can do: copies, sums, cache lines, loopback TCP |
+//! | [`prediction`] | `make predict`: the cost model's times beside measured ones |
 //!
 //! The other side of the comparison, programs written against those libraries, lies in `benches/peers/`;
 //! `benches/benches/kernels.rs` measures the reduction loops. This crate may use everything; nothing uses it.
 
 pub mod compare;
 pub mod limits;
+pub mod prediction;

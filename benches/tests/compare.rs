@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use nd_tests::Need;
+use nd_tests::hosts::Hosts;
+
 /// The runner with tiny sizes; none, with a line that says so, where nd-bench has not been built.
 fn compare(test: &str, folder: &Path, arguments: &[&str]) -> Option<Command> {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_compare"));
     if !program.with_file_name("nd-bench").is_file() {
-        let line = format!("skipped {test}: needs nd-bench (cargo build -p nd-tools, with the same profile)");
-        eprintln!("{line}");
+        nd_tests::skip(test, Need::Tools);
         return None;
     }
     let mut command = Command::new(program);
@@ -70,9 +72,8 @@ fn hosts_are_namespaces() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["--peers", "self", "--transport", "net", "--sizes", "4", "--pairs", "1"];
     let Some(mut command) = compare("hosts_are_namespaces", folder.path(), &arguments) else { return };
-    if !Command::new("unshare").args(["--net", "true"]).output().is_ok_and(|o| o.status.success()) {
-        eprintln!("skipped hosts_are_namespaces: needs root");
-        return;
+    if !Hosts::possible() {
+        return nd_tests::skip("hosts_are_namespaces", Need::Root);
     }
     let (output, said) = run(&mut command);
     assert!(output.status.success(), "{said}");

@@ -2,15 +2,15 @@
 //! `tc` (iproute2), and `unshare` and `nsenter` (util-linux).
 //!
 //! Each host has its own interfaces, host name, System V memory and `/dev/shm`; processes are numbered as outside.
-//! A sleeping process holds a host together. It ends when the process that made the host ends, however that
-//! happens, since its standard input does.
+//! The bridges lie in namespaces of their own, and no namespace has a name: the rest of the machine sees none of this.
+//! A sleeping process holds each host together. It ends when the process that made the host ends, however that
+//! happens, since its standard input does; with the last process inside, all of the host is gone.
 
 use std::fs;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{Need, skip};
 
@@ -48,15 +48,17 @@ pub struct Carried {
     pub received: u64,
 }
 
-/// Some hosts, named `nPIDKhI`; gone when dropped. What a killed process left behind, the next one removes.
+/// Some hosts, named `host0`, `host1`, …; gone when dropped.
 #[derive(Debug)]
 pub struct Hosts {
-    prefix: String,
-    network: Network,
-    subnet: u8,
-    /// The processes that hold the hosts together.
-    holders: Vec<Child>,
+    hosts: Vec<Holder>,
+    /// Where the bridges are. Dropped last.
+    switch: Holder,
 }
+
+/// A process in namespaces of its own, which ends when its input does.
+#[derive(Debug)]
+struct Holder(Child);
 
 impl Hosts {
     /// `count` hosts with one interface each; none, with a line that says so, where that is not possible.
@@ -75,57 +77,62 @@ impl Hosts {
 
     /// Whether this process may make hosts.
     pub fn possible() -> bool {
-        let name = format!("{}p", prefix());
-        let made = tool("ip", &["netns", "add", &name]).is_ok();
-        let _ = tool("ip", &["netns", "del", &name]);
-        let there = |program: &str, arguments: &[&str]| tool(program, arguments).is_ok();
-        made && there("tc", &["-V"]) && there("nsenter", &["--version"]) && there("unshare", &["--version"])
+        let there = |program: &str, argument: &str| tool(Command::new(program).arg(argument)).is_ok();
+        there("ip", "-V")
+            && there("tc", "-V")
+            && there("nsenter", "--version")
+            && Holder::new("probe").is_ok()
     }
 
     /// `count` hosts with the addresses [`Hosts::v4`] and [`Hosts::v6`].
+    ///
+    /// # Errors
+    /// With the command that failed, and what it said.
     pub fn open(count: usize, network: Network) -> io::Result<Hosts> {
-        remove_leftovers();
-        let subnet = (std::process::id() % 200) as u8;
-        let mut hosts = Hosts { prefix: prefix(), network, subnet, holders: Vec::new() };
+        let switch = Holder::new("switch")?;
         for nic in 0..network.interfaces {
-            tool("ip", &["link", "add", &hosts.bridge(nic), "type", "bridge"])?;
-            tool("ip", &["link", "set", &hosts.bridge(nic), "up"])?;
+            switch.run("ip", &["link", "add", &bridge(nic), "type", "bridge"])?;
+            switch.run("ip", &["link", "set", &bridge(nic), "up"])?;
         }
+        let mut hosts = Hosts { hosts: Vec::new(), switch };
         for host in 0..count {
-            let name = hosts.name(host);
-            tool("ip", &["netns", "add", &name])?;
-            hosts.holders.push(hold(&name)?);
-            tool("ip", &["-n", &name, "link", "set", "lo", "up"])?;
+            hosts.hosts.push(Holder::new(&hosts.name(host))?);
             for nic in 0..network.interfaces {
-                hosts.plug(host, nic)?;
+                hosts.plug(host, nic, network.rate)?;
             }
         }
         Ok(hosts)
     }
 
     /// Gives a host its interface `nic`.
-    fn plug(&self, host: usize, nic: usize) -> io::Result<()> {
-        let (name, eth, outside) =
-            (self.name(host), format!("eth{nic}"), format!("{}v{host}e{nic}", self.prefix));
-        let veth = ["type", "veth", "peer", "name", &eth, "netns", &name];
-        tool("ip", &[&["link", "add", &outside], &veth[..]].concat())?;
-        tool("ip", &["link", "set", &outside, "master", &self.bridge(nic), "up"])?;
-        let (v4, v6) = (format!("{}/24", self.v4_on(host, nic)), format!("{}/64", self.v6_on(host, nic)));
-        tool("ip", &["-n", &name, "addr", "add", &v4, "dev", &eth])?;
-        tool("ip", &["-n", &name, "addr", "add", &v6, "dev", &eth, "nodad"])?;
-        tool("ip", &["-n", &name, "link", "set", &eth, "up"])?;
-        if let Some(gigabits) = self.network.rate {
+    fn plug(&self, host: usize, nic: usize, rate: Option<f64>) -> io::Result<()> {
+        let (inside, switch) = (&self.hosts[host], &self.switch);
+        let (eth, port, pid) =
+            (format!("eth{nic}"), format!("host{host}eth{nic}"), inside.0.id().to_string());
+        let veth = ["type", "veth", "peer", "name", &eth, "netns", &pid];
+        switch.run("ip", &[&["link", "add", &port], &veth[..]].concat())?;
+        switch.run("ip", &["link", "set", &port, "master", &bridge(nic), "up"])?;
+        let (v4, v6) = (format!("{}/24", self.v4_on(host, nic)), format!("{}/64", v6_on(host, nic)));
+        inside.run("ip", &["addr", "add", &v4, "dev", &eth])?;
+        inside.run("ip", &["addr", "add", &v6, "dev", &eth, "nodad"])?;
+        inside.run("ip", &["link", "set", &eth, "up"])?;
+        if let Some(gigabits) = rate {
             let (rate, burst) = (format!("{}bit", (gigabits * 1e9) as u64), burst(gigabits).to_string());
             let bucket = ["root", "tbf", "rate", &rate, "burst", &burst, "latency", "20ms"];
-            tool("tc", &[&["qdisc", "add", "dev", &outside], &bucket[..]].concat())?;
-            tool("tc", &[&["-n", &name, "qdisc", "add", "dev", &eth], &bucket[..]].concat())?;
+            switch.run("tc", &[&["qdisc", "add", "dev", &port], &bucket[..]].concat())?;
+            inside.run("tc", &[&["qdisc", "add", "dev", &eth], &bucket[..]].concat())?;
         }
         Ok(())
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.holders.len()
+        self.hosts.len()
+    }
+
+    /// The name of a host, which only [`Hosts::remote_shell`] can find an address for.
+    pub fn name(&self, host: usize) -> String {
+        format!("host{host}")
     }
 
     /// The IPv4 address of a host's `eth0`.
@@ -135,22 +142,17 @@ impl Hosts {
 
     /// The IPv4 address of one of a host's interfaces.
     pub fn v4_on(&self, host: usize, nic: usize) -> String {
-        format!("10.{}.{}.{}", 78 + nic, self.subnet, host + 1)
+        format!("10.{}.0.{}", 78 + nic, host + 1)
     }
 
     /// The IPv6 address of a host's `eth0`.
     pub fn v6(&self, host: usize) -> String {
-        self.v6_on(host, 0)
+        v6_on(host, 0)
     }
 
-    fn v6_on(&self, host: usize, nic: usize) -> String {
-        format!("fd00:{}:{:x}::{}", 78 + nic, self.subnet, host + 1)
-    }
-
-    /// Changes a host's interfaces: `ip -n HOST …`. Panics where that fails.
+    /// Changes a host's interfaces: `ip …` inside it. Panics where that fails.
     pub fn ip(&self, host: usize, arguments: &[&str]) {
-        let name = self.name(host);
-        tool("ip", &[&["-n", &name], arguments].concat()).unwrap_or_else(|e| panic!("{e}"));
+        self.hosts[host].run("ip", arguments).unwrap_or_else(|e| panic!("{e}"));
     }
 
     /// A command that runs `program` on a host, in this process's folder.
@@ -167,17 +169,24 @@ impl Hosts {
 
     /// The words to put before a command so that it runs on a host, in its root folder.
     pub fn enter(&self, host: usize) -> Vec<String> {
-        let holder = self.holders[host].id().to_string();
-        ["nsenter", "--target", &holder, "--net", "--uts", "--ipc", "--mount", "--"].map(String::from).into()
+        self.hosts[host].enter()
     }
 
-    /// Writes into `folder` a program that stands for `ssh`: it takes the name or the address of a host, and a
-    /// command.
+    /// Writes into `folder` a program that stands for `ssh`: it takes ssh's options, which it ignores, the name or the
+    /// address of a host, and a command, which it gives to the host's shell.
+    ///
+    /// # Errors
+    /// The file's.
     pub fn remote_shell(&self, folder: &Path) -> io::Result<PathBuf> {
-        let mut script = "#!/bin/sh\nhost=$1; shift\ncase $host in\n".to_string();
+        // Letters of ssh(1) that take no value; all others do.
+        let mut script =
+            "#!/bin/sh\nwhile :; do\n  case $1 in\n    -[46AaCfGgKkMNnqsTtVvXxYy]*) shift ;;\n    \
+                          -?) shift 2 ;;\n    -*) shift ;;\n    *) break ;;\n  esac\ndone\n\
+                          host=$1; shift\ncase $host in\n"
+                .to_string();
         for host in 0..self.count() {
             let (name, v4, enter) = (self.name(host), self.v4(host), self.enter(host).join(" "));
-            script += &format!("{name}|{v4}) exec {enter} \"$@\" ;;\n");
+            script += &format!("{name}|{v4}) exec {enter} sh -c \"$*\" ;;\n");
         }
         script += "*) echo \"$host: no such host\" >&2; exit 1 ;;\nesac\n";
         let path = folder.join("rsh");
@@ -189,8 +198,11 @@ impl Hosts {
     }
 
     /// What a host's interface has carried so far.
+    ///
+    /// # Errors
+    /// The file's of the kernel's counter.
     pub fn carried(&self, host: usize, nic: usize) -> io::Result<Carried> {
-        let root = format!("/proc/{}/root/sys/class/net/eth{nic}/statistics", self.holders[host].id());
+        let root = format!("/proc/{}/root/sys/class/net/eth{nic}/statistics", self.hosts[host].0.id());
         let read = |name: &str| {
             let text = fs::read_to_string(format!("{root}/{name}"))?;
             text.trim().parse().map_err(|e| io::Error::other(format!("{root}/{name}: {text:?}: {e}")))
@@ -198,86 +210,74 @@ impl Hosts {
         Ok(Carried { sent: read("tx_bytes")?, received: read("rx_bytes")? })
     }
 
-    /// The name of a host, and of its network namespace.
-    pub fn name(&self, host: usize) -> String {
-        format!("{}h{host}", self.prefix)
-    }
-
-    fn bridge(&self, nic: usize) -> String {
-        format!("{}b{nic}", self.prefix)
+    /// The processes that hold the hosts together: whoever ends all children of this process spares these.
+    pub fn holders(&self) -> Vec<u32> {
+        self.hosts.iter().chain([&self.switch]).map(|holder| holder.0.id()).collect()
     }
 }
 
-impl Drop for Hosts {
+fn v6_on(host: usize, nic: usize) -> String {
+    format!("fd00:{}::{}", 78 + nic, host + 1)
+}
+
+fn bridge(nic: usize) -> String {
+    format!("bridge{nic}")
+}
+
+impl Holder {
+    /// Answers when all is in place: `/sys` shows the interfaces of the network namespace it was mounted in.
+    fn new(name: &str) -> io::Result<Holder> {
+        let script = "echo \"$0\" > /proc/sys/kernel/hostname && mount -t tmpfs tmpfs /dev/shm && \
+                      mount -t sysfs sysfs /sys && ip link set lo up && echo ready && exec cat";
+        let mut holder = Command::new("unshare")
+            .args(["--net", "--uts", "--ipc", "--mount", "--propagation", "private"])
+            .args(["sh", "-c", script, name])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map(Holder)
+            .map_err(|e| io::Error::other(format!("unshare: {e}")))?;
+        let mut line = String::new();
+        if let Some(out) = holder.0.stdout.as_mut() {
+            // Ends at the latest with the shell, which either says this or fails.
+            BufReader::new(out).read_line(&mut line)?;
+        }
+        if line.trim() == "ready" {
+            return Ok(holder);
+        }
+        drop(holder.0.stdin.take());
+        let mut said = String::new();
+        if let Some(mut errors) = holder.0.stderr.take() {
+            errors.read_to_string(&mut said)?;
+        }
+        Err(io::Error::other(format!("{name}: no namespaces: {}", said.trim())))
+    }
+
+    fn enter(&self) -> Vec<String> {
+        let pid = self.0.id().to_string();
+        ["nsenter", "--target", &pid, "--net", "--uts", "--ipc", "--mount", "--"].map(String::from).into()
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> io::Result<()> {
+        let enter = self.enter();
+        let said = tool(Command::new(&enter[0]).args(&enter[1..]).arg(program).args(arguments));
+        said.map_err(|e| io::Error::other(format!("{program} {}: {e}", arguments.join(" "))))
+    }
+}
+
+impl Drop for Holder {
     fn drop(&mut self) {
-        // Deleting a namespace's name does not end it while something still runs there: interfaces go one by one.
-        for (host, holder) in self.holders.iter_mut().enumerate() {
-            let _ = holder.kill();
-            let _ = holder.wait();
-            for nic in 0..self.network.interfaces {
-                let _ = tool("ip", &["link", "del", &format!("{}v{host}e{nic}", self.prefix)]);
-            }
-            let _ = tool("ip", &["netns", "del", &format!("{}h{host}", self.prefix)]);
-        }
-        for nic in 0..self.network.interfaces {
-            let _ = tool("ip", &["link", "del", &self.bridge(nic)]);
-        }
+        drop(self.0.stdin.take());
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
-/// What the names of one set of hosts begin with. Names of interfaces have at most 15 characters.
-fn prefix() -> String {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    format!("n{:x}{:x}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed) % 16)
-}
-
-/// Starts the process that holds a host together, in a mount namespace with the host's own `/sys` (which
-/// `ip netns exec` makes) and `/dev/shm`. Answers when all is in place.
-fn hold(name: &str) -> io::Result<Child> {
-    let script =
-        "echo \"$0\" > /proc/sys/kernel/hostname && mount -t tmpfs tmpfs /dev/shm && echo ready && exec cat";
-    let mut holder = Command::new("ip")
-        .args(["netns", "exec", name, "unshare", "--uts", "--ipc", "sh", "-c", script, name])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let mut line = String::new();
-    if let Some(out) = holder.stdout.as_mut() {
-        BufReader::new(out).read_line(&mut line)?;
-    }
-    if line.trim() == "ready" {
-        return Ok(holder);
-    }
-    let out = holder.wait_with_output()?;
-    Err(io::Error::other(format!("{name}: no namespaces: {}", String::from_utf8_lossy(&out.stderr).trim())))
-}
-
-fn tool(program: &str, arguments: &[&str]) -> io::Result<()> {
-    let out = Command::new(program).args(arguments).stdin(Stdio::null()).output()?;
+fn tool(command: &mut Command) -> io::Result<()> {
+    let out = command.stdin(Stdio::null()).output()?;
     if out.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&out.stderr);
-    Err(io::Error::other(format!("{program} {}: {}", arguments.join(" "), said.trim())))
-}
-
-/// Removes namespaces and bridges of processes that are gone.
-fn remove_leftovers() {
-    let gone = |name: &str, end: char| {
-        let (digits, rest) = name.strip_prefix('n')?.rsplit_once(end)?;
-        let pid = u32::from_str_radix(&digits[..digits.len().checked_sub(1)?], 16).ok()?;
-        let numbered = rest.chars().all(|c| c.is_ascii_digit());
-        (numbered && !Path::new(&format!("/proc/{pid}")).exists()).then_some(())
-    };
-    let names = |folder: &str| {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
-    };
-    for name in names("/run/netns").iter().filter(|name| gone(name, 'h').is_some()) {
-        let _ = tool("ip", &["netns", "del", name]);
-    }
-    for name in names("/sys/class/net").iter().filter(|name| gone(name, 'b').is_some()) {
-        let _ = tool("ip", &["link", "del", name]);
-    }
+    Err(io::Error::other(String::from_utf8_lossy(&out.stderr).trim().to_owned()))
 }

@@ -21,6 +21,9 @@ pub enum Need {
     VirtualMachine,
     /// Open MPI's or MPICH's `mpirun`.
     Mpi,
+    /// `nd-bench` and `nd-run` beside the program under test: built with all of the workspace, or by
+    /// `cargo build -p nd-tools` with the same profile.
+    Tools,
 }
 
 /// Says in one line that a test is skipped, on standard error and in the file that `SKIPPED_TESTS` names.
@@ -29,6 +32,7 @@ pub fn skip(test: &str, need: Need) {
         Need::Root => "root",
         Need::VirtualMachine => "ndvm",
         Need::Mpi => "mpirun",
+        Need::Tools => "nd-bench",
     };
     let line = format!("skipped {test}: needs {need}\n");
     eprint!("{line}");

@@ -1,6 +1,10 @@
-//! Hosts made of namespaces are hosts: nothing of one is seen on another, rates and counters are right.
+//! Hosts made of namespaces are hosts: nothing of one is seen on another, rates and counters are right, and nothing is
+//! left of them.
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use nd_tests::hosts::{Hosts, Network};
 
@@ -53,27 +57,71 @@ fn interfaces_are_rails_with_a_rate_and_counters() {
 }
 
 #[test]
-fn dropped_hosts_leave_nothing() {
-    let Some(hosts) = Hosts::new("dropped_hosts_leave_nothing", 2) else { return };
-    let name = hosts.name(1);
-    let (namespace, bridge) =
-        (format!("/run/netns/{name}"), format!("/sys/class/net/{}b0", &name[..name.len() - 2]));
-    let exist = || [&namespace, &bridge].map(|path| std::path::Path::new(path).exists());
-    assert_eq!(exist(), [true, true]);
+fn the_machine_sees_nothing_of_hosts_and_nothing_is_left_of_them() {
+    let test = "the_machine_sees_nothing_of_hosts_and_nothing_is_left_of_them";
+    let Some(hosts) = Hosts::new(test, 2) else { return };
+    for interface in ["bridge0", "host0eth0"] {
+        assert!(!Path::new("/sys/class/net").join(interface).exists(), "{interface}");
+    }
+    let holders = hosts.holders();
+    assert_eq!(holders.len(), 3);
+    assert!(holders.iter().all(|pid| exists(*pid)));
     drop(hosts);
-    assert_eq!(exist(), [false, false]);
+    assert!(!holders.iter().any(|pid| exists(*pid)));
+}
+
+fn exists(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
 }
 
 #[test]
-fn what_a_killed_process_left_is_removed() {
+fn a_remote_shell_is_called_as_ssh_is() {
+    let Some(hosts) = Hosts::new("a_remote_shell_is_called_as_ssh_is", 2) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = hosts.remote_shell(folder.path()).expect("a script");
+    let (name, address) = (hosts.name(1), hosts.v4(1));
+    for words in
+        [&["-x", "-o", "BatchMode=yes", "-p22", &address, "uname", "-n"][..], &[&name, "uname -n; true"]]
+    {
+        let mut command = Command::new(&path);
+        command.args(words);
+        assert_eq!(said(command), name);
+    }
+    let nowhere = Command::new(&path).args(["-T", "nowhere", "true"]).output().expect("it starts");
+    assert!(String::from_utf8_lossy(&nowhere.stderr).contains("nowhere: no such host"), "{nowhere:?}");
+}
+
+#[test]
+fn hosts_end_with_the_process_that_made_them_even_if_it_is_killed() {
+    let test = "hosts_end_with_the_process_that_made_them_even_if_it_is_killed";
     if !Hosts::possible() {
-        return nd_tests::skip("what_a_killed_process_left_is_removed", nd_tests::Need::Root);
+        return nd_tests::skip(test, nd_tests::Need::Root);
     }
-    let ip = |arguments: &[&str]| Command::new("ip").args(arguments).status().is_ok_and(|s| s.success());
-    // Of a process number that no system gives.
-    assert!(ip(&["netns", "add", "nfffffb0h1"]) && ip(&["link", "add", "nfffffb0b0", "type", "bridge"]));
-    let _hosts = Hosts::open(1, Network::default()).expect("hosts");
-    for left in ["/run/netns/nfffffb0h1", "/sys/class/net/nfffffb0b0"] {
-        assert!(!std::path::Path::new(left).exists(), "{left}");
+    let mut maker = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "makes_hosts_and_waits", "--ignored", "--nocapture"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let lines = BufReader::new(maker.stdout.take().expect("its output")).lines();
+    let pids = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("holders:")?.1.to_owned()));
+    maker.kill().and_then(|()| maker.wait()).expect("it ends");
+    let pids: Vec<u32> =
+        pids.iter().flat_map(|p| p.split_whitespace()).map(|p| p.parse().expect("a number")).collect();
+    assert_eq!(pids.len(), 3);
+    let until = Instant::now() + Duration::from_secs(60);
+    while pids.iter().any(|pid| exists(*pid)) {
+        assert!(Instant::now() < until, "{pids:?} are still there");
+        std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+#[ignore = "started by hosts_end_with_the_process_that_made_them_even_if_it_is_killed"]
+fn makes_hosts_and_waits() {
+    let hosts = Hosts::open(2, Network::default()).expect("hosts");
+    let holders: Vec<_> = hosts.holders().iter().map(u32::to_string).collect();
+    println!("holders: {}", holders.join(" "));
+    // Until its input ends, were it not killed.
+    let _ = std::io::stdin().read_line(&mut String::new());
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::fork::Forked;
@@ -31,6 +31,16 @@ pub struct Region {
     forked: Forked,
     free: Mutex<BTreeMap<u64, u64>>,
     exposed: RwLock<BTreeMap<u64, u64>>,
+    /// Windows that nobody here needs any more and peers may still put into.
+    left: Mutex<Vec<Left>>,
+}
+
+/// Bytes to give back once all these counters have been raised.
+#[derive(Debug)]
+struct Left {
+    at: u64,
+    size: u64,
+    counters: Vec<u64>,
 }
 
 impl Region {
@@ -43,6 +53,7 @@ impl Region {
             forked: Forked::here(),
             free: Mutex::new(BTreeMap::from([(HEADER, len - HEADER)])),
             exposed: RwLock::default(),
+            left: Mutex::default(),
         })
     }
 
@@ -58,6 +69,7 @@ impl Region {
         if self.forked.since() {
             return Err(Error::Forked);
         }
+        self.give_back_left();
         let size = len.max(1).checked_next_multiple_of(PAGE as u64).ok_or_else(limit)?;
         let align = if size >= HUGE_PAGE { HUGE_PAGE } else { PAGE as u64 };
         let at = self.take(size, align).ok_or_else(limit)?;
@@ -107,6 +119,16 @@ impl Region {
         free.insert(at, size);
     }
 
+    /// Gives back what peers have put the last of into.
+    fn give_back_left(&self) {
+        let raised =
+            |left: &mut Left| left.counters.iter().all(|at| self.counter(*at).load(Ordering::Acquire) > 0);
+        let mut all = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let done: Vec<Left> = all.extract_if(.., raised).collect();
+        drop(all);
+        done.iter().for_each(|left| self.give_back(left.at, left.size));
+    }
+
     fn free(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -149,6 +171,7 @@ impl Region {
 
     /// Bytes that windows occupy at present.
     pub fn used(&self) -> u64 {
+        self.give_back_left();
         self.len - HEADER - self.free().values().sum::<u64>()
     }
 }
@@ -187,11 +210,22 @@ impl Window {
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
+
+    /// Gives it back once all of `counters`, offsets in the region, have been raised; until then peers that map it may
+    /// put into it, which must not meet what comes there next.
+    pub fn leave(mut self, counters: Vec<u64>) {
+        let left = Left { at: self.at, size: std::mem::take(&mut self.size), counters };
+        self.region.left.lock().unwrap_or_else(PoisonError::into_inner).push(left);
+        self.region.give_back_left();
+    }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        self.region.give_back(self.at, self.size);
+        // None is left of one that goes later.
+        if self.size > 0 {
+            self.region.give_back(self.at, self.size);
+        }
     }
 }
 
@@ -210,12 +244,30 @@ mod tests {
         let r = region(16 * PAGE);
         let windows: Vec<_> = (0..15).map(|_| r.alloc(PAGE as u64, false).unwrap()).collect();
         assert!(r.alloc(1, false).is_err());
-        r.counter(windows[3].offset()).store(7, std::sync::atomic::Ordering::Relaxed);
+        r.counter(windows[3].offset()).store(7, Ordering::Relaxed);
         assert_eq!(r.used(), 15 * PAGE as u64);
         drop(windows);
         assert_eq!(r.used(), 0);
         let all = r.alloc(15 * PAGE as u64, false).unwrap();
-        assert_eq!(r.counter(all.offset() + 3 * PAGE as u64).load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(r.counter(all.offset() + 3 * PAGE as u64).load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_peers_may_put_into_is_given_back_after_their_last_word() {
+        let r = region(16 * PAGE);
+        let window = r.alloc(100, true).unwrap();
+        let at = window.offset();
+        let raise = |offset| r.counter(offset).store(1, Ordering::Release);
+        window.leave(vec![at, at + 64]);
+        raise(at);
+        assert_eq!(r.used(), PAGE as u64);
+        assert_ne!(r.alloc(100, true).unwrap().offset(), at);
+        raise(at + 64);
+        assert_eq!(r.used(), 0);
+        assert_eq!(r.counter(at).load(Ordering::Relaxed), 0);
+        let window = r.alloc(100, true).unwrap();
+        window.leave(vec![]);
+        assert_eq!(r.used(), 0);
     }
 
     #[test]

@@ -5,9 +5,10 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use nd_tests::hosts::Hosts;
+
 use super::case::{Case, Transport};
 use super::error::Error;
-use super::hosts::{Hosts, address};
 use super::peers::Peer;
 use super::settings::{INTERFACE, Settings, settings};
 use super::sizes::Sizes;
@@ -67,22 +68,11 @@ impl Launcher {
         (first, last, factor): (u64, u64, u64),
         hosts: Option<&Hosts>,
     ) -> Result<Vec<Command>, Error> {
-        let nodes = if hosts.is_some() { case.hosts } else { 1 };
-        let (secret, port) = (secret()?, free_port()?);
-        let commands = (0..nodes).map(|node| {
-            let mut command = on(hosts, node, self.tools.join("nd-run"));
-            command.args(["-n", &case.ranks_per_host().to_string(), "--no-prefix"]);
-            if !self.crowded(case) {
-                // In namespaces every host would begin with the first core.
-                let together = ["--bind", "core"];
-                command.args(together.iter().filter(|_| nodes == 1));
-            }
-            if nodes > 1 {
-                let rendezvous = format!("{}:{port}", address(0));
-                command.args(["--nnodes", &nodes.to_string(), "--node-rank", &node.to_string()]);
-                command.args(["--rdzv", &rendezvous]).env("ND_SECRET", &secret);
-            }
-            command.arg("--").arg(self.tools.join("nd-bench")).arg(case.collective.name());
+        // In namespaces every host would begin with the first core.
+        let bind = hosts.is_none() && !self.crowded(case);
+        let mut commands = ours(&self.tools, hosts, case.ranks_per_host(), bind)?;
+        for command in &mut commands {
+            command.arg(case.collective.name());
             command.args(["-b", &first.to_string(), "-e", &last.to_string(), "-f", &factor.to_string()]);
             command.args(["-w", &self.warmup.to_string()]);
             if let Some(iterations) = self.iterations {
@@ -96,10 +86,9 @@ impl Launcher {
                     Transport::Net => "auto",
                 },
             ]);
-            self.surroundings(&mut command);
-            command
-        });
-        Ok(commands.collect())
+            self.surroundings(command);
+        }
+        Ok(commands)
     }
 
     fn open_mpi(
@@ -122,8 +111,8 @@ impl Launcher {
             (None, true) => command.args(["--map-by", ":OVERSUBSCRIBE"]),
             (None, false) => command.arg("--oversubscribe"),
             (Some(hosts), five) => {
-                let list: Vec<_> = hosts.list().split(',').map(|host| format!("{host}:{here}")).collect();
-                let shell = hosts.shell(&self.scratch)?;
+                let list: Vec<_> = addresses(hosts).map(|host| format!("{host}:{here}")).collect();
+                let shell = self.shell(hosts)?;
                 command.args(["--host", &list.join(",")]);
                 let (kind, agent) = if five { ("--prtemca", "plm_ssh") } else { ("--mca", "plm_rsh") };
                 command.args([kind, &format!("{agent}_agent")]).arg(shell);
@@ -168,11 +157,12 @@ impl Launcher {
                 command.env("HYDRA_LAUNCHER", "fork").env("I_MPI_HYDRA_BOOTSTRAP", "fork");
             }
             Some(hosts) => {
-                let shell = hosts.shell(&self.scratch)?;
+                let shell = self.shell(hosts)?;
                 command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", &shell);
                 command.env("I_MPI_HYDRA_BOOTSTRAP", "ssh").env("I_MPI_HYDRA_BOOTSTRAP_EXEC", &shell);
                 let here = case.ranks_per_host().to_string();
-                command.args(["-hosts", &hosts.list(), "-ppn", &here, "-iface", INTERFACE]);
+                let list: Vec<_> = addresses(hosts).collect();
+                command.args(["-hosts", &list.join(","), "-ppn", &here, "-iface", INTERFACE]);
             }
         }
         command.args(["-n", &case.ranks.to_string()]).args(&settings.options).arg(place.join("bench"));
@@ -188,17 +178,53 @@ impl Launcher {
         let commands = (0..case.ranks).map(|rank| {
             let mut command = on(hosts, rank / case.ranks_per_host(), python.trim());
             command.arg(&script).env("RANK", rank.to_string()).env("WORLD_SIZE", case.ranks.to_string());
-            let first = if hosts.is_some() { address(0) } else { Ipv4Addr::LOCALHOST.to_string() };
+            let first = hosts.map_or_else(|| Ipv4Addr::LOCALHOST.to_string(), |hosts| hosts.v4(0));
             command.env("MASTER_ADDR", first).env("MASTER_PORT", &port).env("CUDA_VISIBLE_DEVICES", "");
             command
         });
         Ok(commands.collect())
     }
 
+    fn shell(&self, hosts: &Hosts) -> Result<PathBuf, Error> {
+        let failed = |source| Error::File { path: self.scratch.clone(), source };
+        hosts.remote_shell(&self.scratch).map_err(failed)
+    }
+
     /// What all programs get.
     fn surroundings(&self, command: &mut Command) {
         command.env("TMPDIR", &self.scratch).env("OMP_NUM_THREADS", "1").current_dir(&self.scratch);
     }
+}
+
+/// nd-bench under nd-run on this machine, or on each of the hosts, to which arguments can be added. `tools` is the
+/// folder of both, `bind` puts each rank on a core of its own.
+pub fn ours(
+    tools: &Path,
+    hosts: Option<&Hosts>,
+    ranks_per_host: usize,
+    bind: bool,
+) -> Result<Vec<Command>, Error> {
+    let nodes = hosts.map_or(1, Hosts::count);
+    let (secret, port) = (secret()?, free_port()?);
+    let commands = (0..nodes).map(|node| {
+        let mut command = on(hosts, node, tools.join("nd-run"));
+        command.args(["-n", &ranks_per_host.to_string(), "--no-prefix"]);
+        if bind {
+            command.args(["--bind", "core"]);
+        }
+        if let Some(hosts) = hosts {
+            let rendezvous = format!("{}:{port}", hosts.v4(0));
+            command.args(["--nnodes", &nodes.to_string(), "--node-rank", &node.to_string()]);
+            command.args(["--rdzv", &rendezvous]).env("ND_SECRET", &secret);
+        }
+        command.arg("--").arg(tools.join("nd-bench"));
+        command
+    });
+    Ok(commands.collect())
+}
+
+fn addresses(hosts: &Hosts) -> impl Iterator<Item = String> {
+    (0..hosts.count()).map(|host| hosts.v4(host))
 }
 
 fn on(hosts: Option<&Hosts>, host: usize, program: impl AsRef<Path>) -> Command {

@@ -8,7 +8,6 @@
 //! | `peers`, `settings` | who is compared with; how each is told what to do |
 //! | `launch` | the processes of a peer, and ours |
 //! | `process` | child processes with a deadline, of which nothing is left |
-//! | `hosts` | network namespaces as hosts, with links of a given rate |
 //! | `rows` | nccl-tests' rows, read — *pure* |
 //! | `statistics` | medians, and ratios of pairs — *pure* |
 //! | `rounds` | who runs when, and what came of it |
@@ -18,18 +17,17 @@
 mod arguments;
 pub mod case;
 mod error;
-mod hosts;
-mod launch;
+pub(crate) mod launch;
 mod panel;
 mod peers;
 mod picture;
-mod process;
-mod report;
+pub(crate) mod process;
+pub(crate) mod report;
 mod rounds;
 mod rows;
 mod settings;
-mod sizes;
-mod statistics;
+pub(crate) mod sizes;
+pub(crate) mod statistics;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -37,12 +35,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use nd_tests::hosts::{Hosts, Network};
 
 use crate::limits::{self, Limits};
 use arguments::Arguments;
 use case::{Case, Transport};
 pub use error::Error;
-use hosts::Hosts;
 use launch::Launcher;
 use peers::Peer;
 use process::Runner;
@@ -141,7 +139,10 @@ fn measure(
     pairs: u32,
 ) -> Result<Measured, Error> {
     let hosts = match case.transport {
-        Transport::Net => Some(Hosts::new(case.hosts, case.mbit)?),
+        Transport::Net => {
+            let network = Network { interfaces: 1, rate: Some(f64::from(case.mbit) / 1000.0) };
+            Some(Hosts::open(case.hosts, network).map_err(|e| Error::Hosts(e.to_string()))?)
+        }
         _ => None,
     };
     Rounds { launcher, runner, hosts: hosts.as_ref(), case, sizes }.run(peers, pairs)

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
+use nd_tests::hosts::Hosts;
 use serde::Serialize;
 
 use super::case::Case;
 use super::error::Error;
-use super::hosts::Hosts;
 use super::launch::Launcher;
 use super::peers::Peer;
 use super::process::{Failure, Runner};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nd_transport::{Endpoint, Part, Signal, Step, Window};
+use nd_transport::{Abilities, Endpoint, Part, Signal, Step, Window};
 
 use super::channel::Channel;
 use super::layout::{self, FAILURE, LANES, P2P_LANE, REPORT};
@@ -102,7 +102,8 @@ pub struct Engine {
     endpoint: Endpoint,
     layout: Arc<Layout>,
     channels: Vec<Option<[Channel; LANES]>>,
-    _inbox: Window,
+    /// There until this is dropped.
+    inbox: Option<Window>,
     scratch: Vec<Window>,
     runner: Runner,
     segments: Vec<Segment>,
@@ -148,7 +149,7 @@ impl Engine {
         Engine {
             layout,
             channels: (0..endpoint.world_size()).map(channels).collect(),
-            _inbox: inbox,
+            inbox: Some(inbox),
             scratch: Vec::new(),
             runner: Runner::default(),
             segments: Vec::new(),
@@ -518,6 +519,16 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if self.failed.is_none() {
             self.tell(&Report::Left);
+        }
+        // Peers that map the inbox report there that they leave, whenever that is.
+        if let Some(inbox) = self.inbox.take() {
+            let reports = self.channels.iter().enumerate().filter_map(|(peer, channels)| {
+                let [first, ..] = channels.as_ref()?;
+                let maps = first.link().abilities().contains(Abilities::MAP);
+                maps.then(|| inbox.offset() + layout::lane(peer, 0) + FAILURE)
+            });
+            let reports = reports.collect();
+            inbox.leave(reports);
         }
     }
 }
