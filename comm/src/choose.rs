@@ -148,7 +148,11 @@ impl Tuner {
         };
         let candidates: Vec<_> = schedule::algorithms().iter().copied().filter(wanted).collect();
         match candidates[..] {
-            [] => Err(cannot(&candidates.iter().map(|a| a.name().to_owned()).collect::<Vec<_>>(), shape)),
+            [] => Err(Problem {
+                value: format!("^{}", excluded.join(",")),
+                problem: format!("nothing is left to perform {} by", shape.collective.function()),
+                remedy: "exclude fewer algorithms".into(),
+            }),
             [algorithm] => Ok(only(algorithm, "the only algorithm for this call")),
             [first, ..] if shape.world_size() == 1 => Ok(only(first, "one rank")),
             _ if !every_rank_knows(shape) => match candidates.iter().find(|a| a.name() == "direct") {

@@ -283,6 +283,13 @@ fn rules_choose_by_collective_and_size() {
     assert!(!small.contains("oneshot") && !small.contains("doubling"), "{small}");
     let text = stdout(&with("broadcast --ranks 4 --threads -b 1K -e 1K -n 1", &rules));
     assert!(text.contains("tree over local"), "{text}");
+    // What only NCCL has is passed over.
+    let out = with("allreduce --ranks 2 --threads -b 1K -e 1K -n 1", &[("NCCL_ALGO", "NVLS,Ring")]);
+    assert!(stderr(&out).contains("nvls"), "{}", stderr(&out));
+    assert!(stdout(&out).contains("ring over local"));
+    let none = "^oneshot,direct,doubling,halving";
+    let out = with("allreduce --ranks 2 --threads -b 1K -e 1K -n 1", &[("ND_ALGO", none)]);
+    assert!(!out.status.success() && stderr(&out).contains("exclude fewer"), "{}", stderr(&out));
 }
 
 #[test]

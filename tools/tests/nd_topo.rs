@@ -367,6 +367,7 @@ fn what_cannot_be_simulated_is_said() {
     assert!(simulate(&["allreduce", "--cluster", "dgx-h100", "--hosts", "0"]).contains("--hosts 0"));
     assert!(simulate(&["sendrecv", "--cluster", "dgx-h100"]).contains("nd-topo paths"));
     assert!(simulate(&["allgather", "-s", "16", "--cluster", "dgx-h100"]).contains("at least 128 B"));
+    assert!(simulate(&["allreduce", "-s", "3", "--cluster", "dgx-h100"]).contains("at least 4 B"));
     let e = simulate(&["broadcast", "--cluster", "dgx-h100", "--algo", "bruck"]);
     assert!(e.contains("bruck") && e.contains("tree"), "{e}");
     let e = simulate(&["allreduce", "--cluster", "dgx-h100", "--hosts", "8", "--limit", "3"]);

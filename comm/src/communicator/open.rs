@@ -188,6 +188,9 @@ fn agreed(ranks: &[Joining], rank: usize) -> Result<Option<Arc<Calibration>>> {
     Calibration::parse(text).map(|c| Some(Arc::new(c))).map_err(invalid)
 }
 
+/// Algorithms that NCCL has and that have no counterpart here, so that its users' settings are no errors.
+const NCCL_ONLY: [&str; 6] = ["collnet", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"];
+
 /// Checks the names that `ND_ALGO` gives.
 fn chooser(config: &Config) -> Result<Chooser> {
     let invalid = |value: &str, problem: String, remedy: String| Error::Config {
@@ -208,7 +211,12 @@ fn chooser(config: &Config) -> Result<Chooser> {
     let known: Vec<_> = schedule::algorithms().iter().map(|a| a.name()).collect();
     let mut asked = Vec::new();
     for rule in &config.algorithms {
-        if let Some(unknown) = rule.names.iter().find(|a| !known.contains(&a.as_str()) && *a != "auto") {
+        let (foreign, names): (Vec<&String>, Vec<&String>) =
+            rule.names.iter().partition(|a| NCCL_ONLY.contains(&a.as_str()));
+        if !foreign.is_empty() {
+            tracing::warn!("ND_ALGO: there is no {foreign:?} here, as NCCL has; passed over");
+        }
+        if let Some(unknown) = names.iter().find(|a| !known.contains(&a.as_str()) && a.as_str() != "auto") {
             let nearest = crate::config::nearest(unknown, known.iter().copied());
             let hint = nearest.map(|n| format!("did you mean {n}? ")).unwrap_or_default();
             return Err(invalid(
@@ -217,7 +225,7 @@ fn chooser(config: &Config) -> Result<Chooser> {
                 format!("{hint}use auto or one of {}", known.join(", ")),
             ));
         }
-        let names: Vec<String> = rule.names.iter().filter(|a| *a != "auto").cloned().collect();
+        let names: Vec<String> = names.into_iter().filter(|a| a.as_str() != "auto").cloned().collect();
         if !names.is_empty() {
             let collective = rule.collective.as_ref().map(collective).transpose()?;
             asked.push(Asked { collective, rule: Rule { names, ..rule.clone() } });

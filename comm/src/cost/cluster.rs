@@ -16,11 +16,13 @@ const GBPS: f64 = 1000.0;
 /// messages a second on one queue (NVIDIA's ConnectX-7 datasheet states 330 to 370 million over all queues).
 const MESSAGE_US: f64 = 0.1;
 
-/// Bytes under way between two ranks and not yet consumed: NCCL's buffer of a channel (`NCCL_BUFFSIZE`, 4 MiB).
-const WINDOW: u64 = 4 << 20;
+/// Bytes under way between two ranks and not yet consumed: as many as there are, since memory of devices is registered
+/// and messages are written to where they belong.
+const WINDOW: u64 = u64::MAX;
 
-/// Bytes after which a receiver can start on a message: a step of that buffer (an eighth).
-const CHUNK: u64 = WINDOW / 8;
+/// Bytes after which a receiver can start on a message: a step of NCCL's buffer of a channel (an eighth of
+/// `NCCL_BUFFSIZE`, 4 MiB).
+const CHUNK: u64 = 512 << 10;
 
 /// Parts of its memory's bandwidth that a copy or reduction of `terms` operands gets for each byte of its result:
 /// every operand is read, the result is written.

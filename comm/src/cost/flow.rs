@@ -247,7 +247,8 @@ impl Flows {
                 let r = &mut self.resources[r as usize];
                 r.full |= r.load > 0.0 && r.left.max(0.0) / r.load <= reached;
             }
-            for at in fixed..self.open.len() {
+            let first = fixed;
+            for at in first..self.open.len() {
                 let b = &mut self.bundles[self.open[at] as usize];
                 let stops = |r: &(u32, f64)| self.resources[r.0 as usize].full;
                 if b.limit > reached && !b.uses.iter().any(stops) {

@@ -121,6 +121,11 @@ fn simulate(
     options: Options,
     quotient: &Quotient,
 ) -> Result<Option<Estimate>, Unpredictable> {
+    let ranks = quotient.representatives().len();
+    if ranks > options.limit / quotient::SHORTEST && !options.every_rank {
+        let instructions = ranks * quotient::SHORTEST;
+        return Err(Unpredictable::TooLong { instructions, limit: options.limit });
+    }
     let mut compiler = Compiler::new(fabric, quotient, shape, data_type);
     let mut code: Vec<Vec<Lane>> = Vec::new();
     let mut instructions = 0;

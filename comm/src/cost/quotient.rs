@@ -26,6 +26,9 @@ use crate::schedule::{Algorithm, Instruction, Shape, Term, hazards};
 
 /// Fewer ranks than this are simulated one by one where they cannot be rotated.
 const MANY: usize = 16;
+/// About how many instructions a rank's program has at least; worlds whose programs together are beyond the limit are
+/// not looked at.
+pub(super) const SHORTEST: usize = 20;
 
 /// Which ranks stand for which.
 #[derive(Debug)]
@@ -81,7 +84,9 @@ impl Quotient {
             return Quotient::Rotation { world_size, period };
         }
         match world_size {
+            // Making a program takes longer the more ranks there are, however short it is.
             ..MANY => Quotient::none(world_size),
+            n if n > limit / SHORTEST => Quotient::none(n),
             _ => Refinement::new(fabric, algorithm, shape, limit, pieces)
                 .and_then(Refinement::classes)
                 .map_or(Quotient::none(world_size), Quotient::Classes),

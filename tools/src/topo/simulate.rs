@@ -33,7 +33,7 @@ pub(super) struct SimulateArgs {
     #[arg(value_name = "COLLECTIVE")]
     collective: Bench,
     /// Bytes of the larger side of the call on a rank, as in nd-bench
-    #[arg(long, short, value_parser = size::parse, default_value = "1G")]
+    #[arg(long, short, value_parser = bytes, default_value = "1G")]
     size: u64,
     /// A cluster file (TOML), a machine's description, or a machine of the library
     #[arg(long, value_name = "FILE|NAME")]
@@ -114,6 +114,20 @@ struct JsonLoad<'a> {
     busy: f64,
 }
 
+/// The largest size: what no memory of a rank holds today.
+const MOST_BYTES: u64 = 1 << 40;
+
+fn bytes(text: &str) -> std::result::Result<u64, String> {
+    match size::parse(text)? {
+        bytes if bytes <= MOST_BYTES => Ok(bytes),
+        bytes => Err(format!(
+            "{} is more than any rank has memory; at most {}",
+            size::show(bytes),
+            size::show(MOST_BYTES)
+        )),
+    }
+}
+
 fn data_type(text: &str) -> std::result::Result<DataType, String> {
     text.parse().map_err(|e| format!("{e}"))
 }
@@ -130,13 +144,15 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
             "sendrecv is one message; `nd-topo paths` tells what its way gives".into(),
         ));
     }
-    let count = a.collective.lengths(a.size, a.data_type.size(), ranks).count as u64;
+    let lengths = |bytes| a.collective.lengths(bytes, a.data_type.size(), ranks).count as u64;
+    let count = lengths(a.size);
     if count == 0 && collective != Collective::Barrier {
+        let least = (0u32..63).map(|i| 1u64 << i).find(|&bytes| lengths(bytes) > 0).unwrap_or(u64::MAX);
         return Err(Error::Invalid(format!(
-            "--size {} gives each of {ranks} ranks no element of {}; give at least {}",
+            "--size {} gives a rank no element of {} ({ranks} ranks); give at least {}",
             size::show(a.size),
             a.data_type.name(),
-            size::show((ranks * 16) as u64)
+            size::show(least)
         )));
     }
     let shape = Shape {
@@ -237,6 +253,11 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
         candidates.iter().filter_map(|c| Some((c.algorithm.name(), c.estimate.as_ref().err()?)))
     {
         notes.push_str(&format!("{name} was left out: {why} (--limit)\n"));
+    }
+    let performs = |name: &str| usable.iter().any(|u| u.name() == name);
+    let others: Vec<_> = algorithms().iter().map(|x| x.name()).filter(|name| !performs(name)).collect();
+    if !others.is_empty() {
+        notes.push_str(&format!("not for this call: {}\n", others.join(", ")));
     }
     if !notes.is_empty() {
         out.push_str(&format!("\n{notes}"));
