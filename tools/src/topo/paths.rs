@@ -86,12 +86,12 @@ pub(super) fn run(a: &PathsArgs) -> Result<()> {
 
 /// A device by its name. A device of the machine that no path ends at is told from one that does not exist.
 fn node(m: &Machine, name: &str) -> Result<NodeId> {
-    m.graph.node(name).or_else(|error| {
+    m.graph.node(name).map_err(|error| {
         let bus = BusId::parse(name).ok();
         let Some(at) = m.system.devices.iter().position(|d| bus.as_ref() == Some(&d.bus)) else {
-            return Err(error);
+            return error;
         };
-        Err(Error::Invalid(match m.system.devices[at].parent {
+        Error::Invalid(match m.system.devices[at].parent {
             Parent::Device(up) if super::show::is_part_of_switch(m, at) => format!(
                 "{name} is one chip with the switch {} above it, and paths name the upper one",
                 m.system.devices[up].bus
@@ -100,7 +100,7 @@ fn node(m: &Machine, name: &str) -> Result<NodeId> {
                 "{name} is in the machine ({}), and no path ends there",
                 kind_name(&m.system.devices[at])
             ),
-        }))
+        })
     })
 }
 
