@@ -374,3 +374,129 @@ fn what_cannot_be_simulated_is_said() {
     assert!(e.contains("--limit"), "{e}");
     assert!(simulate(&["allreduce", "--cluster", "/dev/null"]).contains("/dev/null"));
 }
+
+#[test]
+fn paths_say_where_a_speed_comes_from_and_what_the_search_does_instead() {
+    let text = good(&["paths", "--from", "dgx-h100", "GPU1", "mlx5_0"]);
+    assert!(text.contains("by NVLink to GPU0, which is close to mlx5_0 (PXN)"), "{text}");
+    let text = good(&["paths", "--from", "dgx-h100", "GPU0", "mlx5_0"]);
+    assert!(!text.contains("PXN") && !text.contains("table"), "{text}");
+    let text = good(&["paths", "--from", "dgx-1", "GPU0", "GPU1"]);
+    assert!(text.contains("by the table for its generation"), "{text}");
+    let usage = good(&["paths", "--help"]);
+    assert!(usage.contains("[A] [B]\n"), "{usage}");
+    assert!(good(&["paths", "--from", "dgx-1", "GPU0"]).lines().count() > 8);
+}
+
+#[test]
+fn switches_of_one_chip_are_said_to_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bcm.xml");
+    let port = |bus: &str, dev: u32| {
+        format!(
+            "<pci busid=\"0000:0{bus}:00.0\" class=\"0x060400\" vendor=\"0x1000\" device=\"0xc030\" \
+             subsystem_vendor=\"0x1000\" subsystem_device=\"0x1000\" link_speed=\"32.0 GT/s PCIe\" link_width=\"16\">\
+             <pci busid=\"0000:0{}:00.0\" class=\"0x030200\" link_speed=\"32.0 GT/s PCIe\" link_width=\"16\">\
+             <gpu dev=\"{dev}\" sm=\"80\" rank=\"{dev}\"/></pci></pci>",
+            bus.parse::<u32>().unwrap() + 1
+        )
+    };
+    let text = format!(
+        "<system version=\"1\"><cpu numaid=\"0\" arch=\"x86_64\"><pci busid=\"0000:01:00.0\" class=\"0x060400\" \
+         vendor=\"0x1000\" device=\"0xc030\" subsystem_vendor=\"0x1000\" subsystem_device=\"0x0000\" \
+         link_speed=\"32.0 GT/s PCIe\" link_width=\"16\">{}{}</pci></cpu></system>",
+        port("2", 0),
+        port("4", 1)
+    );
+    std::fs::write(&path, text).unwrap();
+    let from = path.to_str().unwrap();
+    let text = good(&["show", "--from", from]);
+    assert!(
+        text.contains("0000:02:00.0  part of the switch above") && text.contains("2 bridges are one chip"),
+        "{text}"
+    );
+    let e = bad(&["paths", "--from", from, "0000:02:00.0", "GPU1"]);
+    assert!(e.contains("0000:02:00.0 is one chip with the switch 0000:01:00.0"), "{e}");
+    assert!(!good(&["show", "--from", "dgx-1"]).contains("one chip"));
+}
+
+#[test]
+fn a_mesh_of_one_rank_and_clusters_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("one.xml");
+    let text = "<system version=\"1\"><cpu numaid=\"0\" arch=\"x86_64\"><pci busid=\"0000:01:00.0\" class=\"0x030200\" \
+                link_speed=\"16 GT/s\" link_width=\"16\"><gpu dev=\"0\" sm=\"80\" rank=\"0\"/></pci></cpu></system>";
+    std::fs::write(&path, text).unwrap();
+    let text = good(&["place", "--from", path.to_str().unwrap(), "--mesh", "tp=1"]);
+    assert!(
+        text.starts_with("1 rank on 1 host") && text.contains("one rank") && !text.contains('-'),
+        "{text}"
+    );
+    let text = good(&["place", "--cluster", "dgx-h100", "--mesh", "tp=2,cp=4"]);
+    assert!(text.contains("8 ranks on 1 host") && text.contains("(320 exchanges a step)"), "{text}");
+    assert!(bad(&["place", "--cluster", "dgx-h1000", "--mesh", "tp=8"]).contains("did you mean dgx-h100?"));
+}
+
+#[test]
+fn machines_are_listed_as_json() {
+    let json: serde_json::Value = serde_json::from_str(&good(&["machines", "--json"])).unwrap();
+    let all = json.as_array().unwrap();
+    assert!(all.iter().any(|m| m["name"] == "dgx-h100" && m["title"] == "NVIDIA DGX H100"), "{json}");
+}
+
+#[test]
+fn measured_links_that_a_format_cannot_hold_are_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("links.toml");
+    std::fs::write(&path, "[[link]]\nfrom='GPU0'\nto='NVSW'\ngbps=300.0\n").unwrap();
+    let links = path.to_str().unwrap();
+    let out = nd_topo(&["export", "--from", "dgx-h100", "--measured", links, "--format", "nccl-xml"]);
+    assert!(out.status.success());
+    let warning = String::from_utf8(out.stderr).unwrap();
+    assert!(warning.contains("no place for measured links; 1 "), "{warning}");
+    assert!(good(&["export", "--help"]).contains("[[link]]"));
+    std::fs::write(&path, "").unwrap();
+    assert!(bad(&["show", "--from", "dgx-h100", "--measured", links]).contains("no measured link"));
+}
+
+#[test]
+fn all_wrong_variables_are_named() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nd-topo"));
+    let out = command.arg("env").env("ND_REDUCTION", "sideways").env("ND_AUTH", "perhaps").output().unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    let (text, e) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert!(e.contains("ND_REDUCTION") && e.contains("ND_AUTH") && e.contains("2 settings are wrong"), "{e}");
+    assert!(text.contains("ND_SECRET") && text.matches("its value is refused").count() == 2, "{text}");
+}
+
+#[test]
+fn files_that_are_no_text_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes, word) in [
+        ("a.png", &b"\x89PNG\r\n\x1a\n"[..], "PNG"),
+        ("a.gz", b"\x1f\x8b\x08\x00", "gzip"),
+        ("a.out", b"\x7fELF\x02\x01\xff", "ELF"),
+        ("a.txt", b"\xff\xfeG\x00P\x00", "UTF-16"),
+        ("a.html", b"<html></html>", "HTML"),
+        ("empty", b"", "an empty file"),
+    ] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        let e = bad(&["show", "--from", path.to_str().unwrap()]);
+        assert!(e.contains(word) && e.contains(name), "{e}");
+    }
+}
+
+#[test]
+fn search_says_that_its_phb_takes_in_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("smi.txt");
+    let matrix = |word: &str| {
+        let text =
+            format!("GPU0 GPU1 CPU Affinity NUMA Affinity\nGPU0 X {word} 0-19 0\nGPU1 {word} X 0-19 0\n");
+        std::fs::write(&path, text).unwrap();
+        good(&["search", "--from", path.to_str().unwrap()])
+    };
+    assert!(matrix("NODE").contains("PHB here takes in NODE"), "{}", matrix("NODE"));
+    assert!(!matrix("PHB").contains("takes in"));
+}

@@ -81,13 +81,43 @@ impl Error {
         name: &str,
         known: impl IntoIterator<Item = &'a str>,
     ) -> Self {
-        let known: Vec<&str> = known.into_iter().collect();
-        let shown = known.iter().take(40).copied().collect::<Vec<_>>().join(", ");
-        let known = match known.len() {
+        let all: Vec<&str> = known.into_iter().collect();
+        let shown = all.iter().take(40).copied().collect::<Vec<_>>().join(", ");
+        let known = match all.len() {
             0 => "none".to_owned(),
             n if n > 40 => format!("{shown}, and {} more", n - 40),
             _ => shown,
         };
+        let known = match near(name, &all) {
+            Some(near) => format!("{known}; did you mean {near}?"),
+            None => known,
+        };
         Error::Unknown { what, name: name.to_owned(), known }
+    }
+}
+
+/// The name that is meant: the one with the fewest letters wrong, at most a third, or the only one that holds `name`.
+fn near<'n>(name: &str, all: &[&'n str]) -> Option<&'n str> {
+    let wanted = name.to_lowercase();
+    if !(3..=64).contains(&wanted.chars().count()) {
+        return None;
+    }
+    let mut holding = all.iter().filter(|n| n.to_lowercase().contains(&wanted));
+    if let (Some(one), None) = (holding.next(), holding.next()) {
+        return Some(one);
+    }
+    let close = all.iter().map(|n| (crate::edits(&wanted, &n.to_lowercase()), *n));
+    let close = close.filter(|(d, _)| d * 3 <= wanted.chars().count());
+    close.min_by_key(|(d, _)| *d).map(|(_, n)| n)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn near_names_are_offered() {
+        let said = |name: &str| crate::library::machine(name).unwrap_err().to_string();
+        assert!(said("dgx-h1000").ends_with("; did you mean dgx-h100?"), "{}", said("dgx-h1000"));
+        assert!(said("mi300").ends_with("; did you mean mi300x?"));
+        assert!(!said("toaster").contains("did you mean"));
     }
 }

@@ -50,4 +50,4 @@ pub use graph::Graph;
 pub use model::System;
 pub use path::{PathClass, Paths};
 pub use route::Routes;
-pub use text::printable;
+pub use text::{edits, printable};

@@ -208,7 +208,7 @@ fn step_class(
 
 impl Paths {
     /// The class as `nvidia-smi` would say it: NODE instead of PHB where both ends' host bridges are known and
-    /// differ; and P2C where the way between GPU and port begins with a chip link.
+    /// differ; P2C where the way between GPU and port begins with a chip link; and PIX between ports of one adapter.
     pub fn class_for_people(&self, graph: &Graph, from: NodeId, to: NodeId) -> PathClass {
         let path = self.between(from, to);
         let (a, b) = (host_bridge(graph, from), host_bridge(graph, to));
@@ -218,6 +218,8 @@ impl Paths {
             return PathClass::P2c;
         }
         match (path.class, a, b) {
+            // Ports of one adapter.
+            (PathClass::Loc, ..) if from != to => PathClass::Pix,
             (PathClass::Phb, Some(a), Some(b)) if a != b => PathClass::Node,
             (class, ..) => class,
         }
@@ -255,15 +257,16 @@ impl Paths {
         match self.class_for_people(graph, from, to) {
             PathClass::Loc => "the same device".to_owned(),
             PathClass::Nvl if inner.is_empty() => match self.nvlinks(graph, from, to) {
-                Some(1) => format!("one direct link, {:.0} GB/s", path.bandwidth),
-                Some(n) => format!("{n} direct links, {:.0} GB/s", path.bandwidth),
-                None => format!("linked directly, {:.0} GB/s", path.bandwidth),
+                Some(1) => format!("one direct link, {} GB/s", gbps(path.bandwidth)),
+                Some(n) => format!("{n} direct links, {} GB/s", gbps(path.bandwidth)),
+                None => format!("linked directly, {} GB/s", gbps(path.bandwidth)),
             },
             PathClass::Nvl => "both are linked to the NVSwitches".to_owned(),
             PathClass::Nvb => {
                 format!("no link of their own; the hop goes through {}", list(&of_gpu(graph, &inner)))
             }
             PathClass::C2c => "chip link between CPU and GPU".to_owned(),
+            PathClass::Pix if path.class == PathClass::Loc => "both are on one network adapter".to_owned(),
             PathClass::Pix if switches.is_empty() => "one PCIe link".to_owned(),
             PathClass::Pix => format!("both hang off the PCIe switch {}", list(&switches)),
             PathClass::Pxb => {
@@ -333,10 +336,35 @@ fn of_gpu<'g>(graph: &'g Graph, nodes: &[NodeId]) -> Vec<&'g str> {
     nodes.iter().filter(gpu).map(|&n| graph.nodes[n].name.as_str()).collect()
 }
 
+/// GB/s with three digits that matter.
+fn gbps(value: f64) -> String {
+    if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") }
+}
+
 fn list(names: &[&str]) -> String {
     match names {
         [] => "nothing".to_owned(),
         [one] => (*one).to_owned(),
         [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Port;
+
+    #[test]
+    fn ports_of_one_adapter_are_close() {
+        let mut system = crate::library::machine("dgx-h100").unwrap();
+        let nic = system.devices.iter_mut().find_map(|d| d.nics.first_mut()).unwrap();
+        nic.ports.push(Port { name: "second".into(), dev: Some(99), ..nic.ports[0].clone() });
+        let first = nic.ports[0].name.clone();
+        let graph = Graph::new(&system).unwrap();
+        let paths = Paths::new(&graph);
+        let (a, b) = (graph.node(&first).unwrap(), graph.node("second").unwrap());
+        assert_eq!(paths.class_for_people(&graph, a, b), PathClass::Pix);
+        assert_eq!(paths.class_for_people(&graph, a, a), PathClass::Loc);
+        assert_eq!(paths.reason(&graph, a, b), "both are on one network adapter");
     }
 }

@@ -24,3 +24,22 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     }
     Cow::Owned(out)
 }
+
+/// Letters to insert, remove or replace to turn one word into the other (Levenshtein).
+///
+/// ```
+/// assert_eq!(nd_topology::edits("socket", "sockte"), 2);
+/// ```
+pub fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let change = corner + usize::from(x != *y);
+            corner = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(corner + 1);
+        }
+    }
+    row[b.len()]
+}

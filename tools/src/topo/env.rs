@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
-use nd_comm::config::Config;
-use nd_topology::{Error, Result};
+use nd_comm::config::{Config, Environment};
+use nd_topology::{Error, Result, edits};
 use serde::Serialize;
 
 use super::table::Table;
@@ -30,7 +30,7 @@ struct Row {
 }
 
 pub(super) fn run(args: &EnvArgs) -> Result<()> {
-    let config = Config::from_env().map_err(|e| Error::Invalid(e.to_string()))?;
+    let (config, wrong) = read(&Environment::of_process());
     let wanted =
         |text: &str| args.only.as_ref().is_none_or(|only| text.to_lowercase().contains(&only.to_lowercase()));
     let settings = config.settings();
@@ -41,7 +41,11 @@ pub(super) fn run(args: &EnvArgs) -> Result<()> {
         .map(|s| Row {
             name: s.name,
             value: s.value.clone(),
-            source: s.source.to_string(),
+            source: if wrong.iter().any(|w| w.name == s.name) {
+                "its value is refused".to_owned()
+            } else {
+                s.source.to_string()
+            },
             default: s.default,
             meaning: s.meaning,
         })
@@ -59,13 +63,56 @@ pub(super) fn run(args: &EnvArgs) -> Result<()> {
         eprintln!("warning: {warning}");
     }
     if let Some(path) = &args.json {
-        return put_json(path, &rows);
+        put_json(path, &rows)?;
+        return refused(wrong);
     }
     let mut table = Table::new(&["setting", "value", "source", "default", "meaning"]);
     for row in rows {
         table.row([row.name.into(), row.value, row.source, row.default.into(), row.meaning.into()]);
     }
-    put(None, &table.render())
+    put(None, &table.render())?;
+    refused(wrong)
+}
+
+/// A variable whose value cannot be used.
+struct Wrong {
+    name: String,
+    message: String,
+}
+
+/// The settings without the variables that cannot be used, and those.
+fn read(environment: &Environment) -> (Config, Vec<Wrong>) {
+    if let Ok(config) = Config::from_environment(environment) {
+        return (config, Vec::new());
+    }
+    let only = |names: &[&str]| -> Environment {
+        names.iter().filter_map(|&n| Some((n, environment.get(n)?))).collect()
+    };
+    let mut good: Vec<&str> = environment.names().collect();
+    let mut wrong = Vec::new();
+    good.retain(|&name| match Config::from_environment(&only(&[name])) {
+        Ok(_) => true,
+        Err(e) => {
+            wrong.push(Wrong { name: name.to_owned(), message: e.to_string() });
+            false
+        }
+    });
+    // What is wrong only together is no single variable's fault.
+    let config = Config::from_environment(&only(&good)).unwrap_or_else(|e| {
+        wrong.push(Wrong { name: String::new(), message: e.to_string() });
+        Config::default()
+    });
+    (config, wrong)
+}
+
+/// The error that names all of them.
+fn refused(wrong: Vec<Wrong>) -> Result<()> {
+    let messages: Vec<String> = wrong.into_iter().map(|w| w.message).collect();
+    match &messages[..] {
+        [] => Ok(()),
+        [one] => Err(Error::Invalid(one.clone())),
+        many => Err(Error::Invalid(format!("{} settings are wrong: {}", many.len(), many.join("; ")))),
+    }
 }
 
 /// Names with a part that is few edits away from one of `wanted`, nearest first; at most five.
@@ -86,28 +133,12 @@ fn near<'n>(wanted: &str, names: &[&'n str]) -> Vec<&'n str> {
     found.into_iter().take(5).map(|f| f.1).collect()
 }
 
-/// Letters to insert, remove or replace to turn one word into the other (Levenshtein).
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut corner = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.iter().enumerate() {
-            let change = corner + usize::from(x != *y);
-            corner = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(corner + 1);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn near_names_are_found() {
-        assert_eq!((edits("socket", "sockte"), edits("", "abc"), edits("a", "a")), (2, 3, 0));
         let names = ["ND_SOCKET_IFNAME", "ND_SECRET", "NCCL_DEBUG"];
         assert_eq!(near("ND_SOCKTE", &names), ["ND_SOCKET_IFNAME"]);
         assert_eq!(near("secert", &names), ["ND_SECRET"]);

@@ -26,18 +26,27 @@ pub struct Args {
 }
 
 const EXAMPLES: &str = "Examples:
-  nd-topo show                                   this machine, and what could not be seen of it
-  nd-topo show --from dgx-h100 --svg dgx.svg     a machine of the library, as a picture
-  nd-topo paths --from topo.xml GPU0 mlx5_3      how two devices reach each other, and why so
-  nd-topo search --from topo.xml                 rings and trees, as NCCL would find them
+  nd-topo show
+      this machine, and what could not be seen of it
+  nd-topo show --from dgx-h100 --svg dgx.svg
+      a machine of the library, as a picture
+  nd-topo paths --from topo.xml GPU0 mlx5_3
+      how two devices reach each other, and why so
+  nd-topo search --from topo.xml
+      rings and trees, as NCCL would find them
   nd-topo place --cluster c.toml --mesh tp=8,dp_shard=4,dp_replicate=-1
+      where to put the ranks
   nd-topo simulate allreduce --size 1G --cluster dgx-h100 --hosts 1024
+      what a collective takes
   nd-topo export --from topo.xml --format dot | dot -Tsvg > topo.svg
-  nd-topo machines                               the machines of the library
-  nd-topo env socket                             settings about sockets: value, where it came from, meaning
+  nd-topo machines
+      the machines of the library
+  nd-topo env socket
+      settings about sockets: value, where it came from, meaning
 
-Files that are read: NCCL and RCCL topology XML, hwloc 2 XML, the text of `nvidia-smi topo -m`, this program's JSON,
-and machines in TOML (`nd-topo machines dgx-h100` prints one to start from).";
+Files that are read: NCCL and RCCL topology XML, hwloc 2 XML, the text of
+`nvidia-smi topo -m`, this program's JSON, and machines in TOML
+(`nd-topo machines dgx-h100` prints one to start from).";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -75,8 +84,19 @@ enum Command {
     Machines {
         /// A machine's name
         name: Option<String>,
+        /// Write JSON instead: names, titles and sources
+        #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+        json: Option<PathBuf>,
     },
 }
+
+const MEASURED: &str = "A file of measured links (TOML), which win over all tables; for each:
+  [[link]]
+  from = \"GPU0\"    # names as `nd-topo show` prints them, or bus ids,
+  to = \"NVSW\"      # of two neighbours: a path is measured link by link
+  gbps = 371.2     # GB/s (1e9 B/s) in one direction; this, `us`, or both
+  us = 0.45        # microseconds
+  both = true      # what is left out: it holds in the other direction too";
 
 /// Where the machine's description comes from.
 #[derive(Debug, ClapArgs)]
@@ -85,7 +105,7 @@ pub struct From {
     #[arg(long, value_name = "FILE|NAME")]
     from: Option<String>,
     /// A file of measured links (TOML), which win over all tables
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", long_help = MEASURED)]
     measured: Option<PathBuf>,
     /// Look at this machine through sysfs alone
     #[arg(long, conflicts_with = "from")]
@@ -187,7 +207,7 @@ fn command(args: Args) -> Result<()> {
         Command::Simulate(a) => simulate::run(&a),
         Command::Export(a) => export(&a),
         Command::Env(a) => env::run(&a),
-        Command::Machines { name } => machines(name.as_deref()),
+        Command::Machines { name, json } => machines(name.as_deref(), json.as_deref()),
     }
 }
 
@@ -198,6 +218,12 @@ fn export(a: &ExportArgs) -> Result<()> {
             for limit in formats::nccl_xml::limits(&m.system) {
                 eprintln!("warning: NCCL may not read this file: {limit}");
             }
+            if !m.system.overrides.is_empty() {
+                eprintln!(
+                    "warning: NCCL's format has no place for measured links; {} are left out of this file",
+                    m.system.overrides.len()
+                );
+            }
             formats::nccl_xml::write(&m.system)
         }
         ExportFormat::Json => plain_json(formats::json::write(&m.system, &m.graph, &m.paths)) + "\n",
@@ -207,7 +233,25 @@ fn export(a: &ExportArgs) -> Result<()> {
     put(a.output.as_deref(), &text)
 }
 
-fn machines(name: Option<&str>) -> Result<()> {
+#[derive(serde::Serialize)]
+struct Known<'a> {
+    name: &'a str,
+    title: String,
+    source: String,
+}
+
+fn known(name: &str) -> Known<'_> {
+    let (title, source) = library::about(name).unwrap_or_default();
+    Known { name, title, source }
+}
+
+fn machines(name: Option<&str>, json: Option<&Path>) -> Result<()> {
+    if let Some(path) = json {
+        return match name {
+            Some(name) => library::machine(name).and_then(|_| put_json(path, &known(name))),
+            None => put_json(path, &library::names().map(known).collect::<Vec<_>>()),
+        };
+    }
     if let Some(name) = name {
         let text = library::description(name);
         return match text {
@@ -218,8 +262,7 @@ fn machines(name: Option<&str>) -> Result<()> {
     }
     let mut t = table::Table::new(&["name", "machine"]);
     for name in library::names() {
-        let (title, _) = library::about(name).unwrap_or_default();
-        t.row([name.to_owned(), title]);
+        t.row([name.to_owned(), known(name).title]);
     }
     put(None, &t.render())
 }
@@ -264,7 +307,8 @@ fn gbps(value: f64) -> String {
 
 /// µs in the unit that reads best.
 fn micros(us: f64) -> String {
-    match us {
+    // An empty sum is -0.0.
+    match us + 0.0 {
         u if u >= 1e6 => format!("{:.2} s", u / 1e6),
         u if u >= 1e3 => format!("{:.2} ms", u / 1e3),
         u => format!("{u:.1} µs"),
@@ -278,5 +322,23 @@ fn bytes(n: f64) -> String {
         n if n >= 1e6 => format!("{:.1} MB", n / 1e6),
         n if n >= 1e3 => format!("{:.1} KB", n / 1e3),
         n => format!("{n:.0} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_fits_a_narrow_terminal() {
+        for line in EXAMPLES.lines().chain(MEASURED.lines()).chain(place::EXAMPLES.lines()) {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+
+    #[test]
+    fn nothing_takes_no_negative_time() {
+        assert_eq!(micros([].iter().sum::<f64>()), "0.0 µs");
+        assert_eq!(micros(-0.0), "0.0 µs");
     }
 }

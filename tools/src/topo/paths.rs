@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
-use nd_topology::graph::{NodeId, Source};
-use nd_topology::{Error, Result};
+use nd_topology::formats::kind_name;
+use nd_topology::graph::{Link, LinkKind, NodeId, NodeKind, Source};
+use nd_topology::model::{BusId, Parent};
+use nd_topology::{Error, PathClass, Result};
 use serde::Serialize;
 
 use super::table::Table;
@@ -14,9 +16,12 @@ use super::{From, Machine, gbps, put, put_json};
 pub(super) struct PathsArgs {
     #[command(flatten)]
     from: From,
-    /// Two devices: GPU0, NUMA1, a port's name, or a bus id; all GPUs and ports if not given
-    #[arg(num_args = 0..=2, value_names = ["A", "B"])]
-    devices: Vec<String>,
+    /// A device: GPU0, NUMA1, a port's name, or a bus id; all GPUs and ports if not given
+    #[arg(value_name = "A")]
+    a: Option<String>,
+    /// Another; all GPUs and ports if not given
+    #[arg(value_name = "B")]
+    b: Option<String>,
     /// Write JSON instead of text
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
@@ -36,10 +41,10 @@ struct Row {
 
 pub(super) fn run(a: &PathsArgs) -> Result<()> {
     let m = a.from.load()?;
-    let pairs: Vec<(NodeId, NodeId)> = match &a.devices[..] {
-        [x, y] => vec![(m.graph.node(x)?, m.graph.node(y)?)],
-        [x] => {
-            let x = m.graph.node(x)?;
+    let pairs: Vec<(NodeId, NodeId)> = match (&a.a, &a.b) {
+        (Some(x), Some(y)) => vec![(node(&m, x)?, node(&m, y)?)],
+        (Some(x), None) => {
+            let x = node(&m, x)?;
             ends(&m).into_iter().filter(|&y| y != x).map(|y| (x, y)).collect()
         }
         _ => {
@@ -59,7 +64,7 @@ pub(super) fn run(a: &PathsArgs) -> Result<()> {
     if let Some(path) = &a.json {
         return put_json(path, &rows);
     }
-    if let ([_, _], [(x, y)]) = (&a.devices[..], &pairs[..]) {
+    if let (Some(_), [(x, y)]) = (&a.b, &pairs[..]) {
         let text = sentence(&m, *x, *y);
         let lines = text.lines().map(|l| super::printable(l) + "\n");
         return put(None, &lines.collect::<String>());
@@ -77,6 +82,26 @@ pub(super) fn run(a: &PathsArgs) -> Result<()> {
         ]);
     }
     put(None, &t.render())
+}
+
+/// A device by its name. A device of the machine that no path ends at is told from one that does not exist.
+fn node(m: &Machine, name: &str) -> Result<NodeId> {
+    m.graph.node(name).map_err(|error| {
+        let bus = BusId::parse(name).ok();
+        let Some(at) = m.system.devices.iter().position(|d| bus.as_ref() == Some(&d.bus)) else {
+            return error;
+        };
+        Error::Invalid(match m.system.devices[at].parent {
+            Parent::Device(up) if super::show::is_part_of_switch(m, at) => format!(
+                "{name} is one chip with the switch {} above it, and paths name the upper one",
+                m.system.devices[up].bus
+            ),
+            _ => format!(
+                "{name} is in the machine ({}), and no path ends there",
+                kind_name(&m.system.devices[at])
+            ),
+        })
+    })
 }
 
 fn ends(m: &Machine) -> Vec<NodeId> {
@@ -116,7 +141,7 @@ fn sentence(m: &Machine, x: NodeId, y: NodeId) -> String {
     text.push_str(&format!("The way: {}.\n", r.route));
     if let Some(link) = m.paths.narrowest(&m.graph, x, y) {
         let basis = match link.source {
-            Source::Table => "by the table for its kind",
+            Source::Table => basis(m, link),
             Source::Doubtful => "from a stated speed that is not believed",
             Source::Measured => "measured",
         };
@@ -127,5 +152,47 @@ fn sentence(m: &Machine, x: NodeId, y: NodeId) -> String {
             gbps(link.bandwidth)
         ));
     }
+    if let Some(peer) = by_peer(m, x, y) {
+        text.push_str(&format!(
+            "Between several hosts the search goes by NVLink to {}, which is close to {} (PXN).\n",
+            m.graph.nodes[peer].name, r.to
+        ));
+    }
     text
+}
+
+/// Where the speed of a link comes from that is neither measured nor doubtful.
+fn basis(m: &Machine, link: &Link) -> &'static str {
+    let dev = |n: NodeId| match m.graph.nodes[n].kind {
+        NodeKind::Net { dev, .. } => Some(dev),
+        _ => None,
+    };
+    match link.kind {
+        LinkKind::Pci => "from the speed and width stated for it",
+        LinkKind::Net => {
+            let port = dev(link.from).or(dev(link.to));
+            let mut ports = m.system.ports().filter(|(_, p)| p.dev.is_some() && p.dev == port);
+            if ports.any(|(_, p)| p.speed_mbps.is_some_and(|s| s > 0.0)) {
+                "as the port states"
+            } else {
+                "assumed, because the port states no speed"
+            }
+        }
+        LinkKind::C2c => "from the speed stated for it",
+        LinkKind::Nvl => "by the table for its generation",
+        LinkKind::Sys => "by the table for this processor",
+    }
+}
+
+/// The GPU over which the search sends between hosts what goes from `gpu` to a port that is far from it.
+fn by_peer(m: &Machine, gpu: NodeId, port: NodeId) -> Option<NodeId> {
+    if !m.graph.gpus.contains(&gpu) || !m.graph.nets.contains(&port) {
+        return None;
+    }
+    let own = m.paths.between(gpu, port);
+    let linked = |p: &NodeId| *p != gpu && m.paths.between(gpu, *p).class <= PathClass::Nvl;
+    let peers = m.graph.gpus.iter().copied().filter(linked);
+    let near = |p: NodeId| m.paths.between(p, port);
+    let peer = peers.filter(|&p| near(p).class <= PathClass::P2c).min_by_key(|&p| near(p).class)?;
+    (near(peer).bandwidth > own.bandwidth || own.class > PathClass::Pxn).then_some(peer)
 }

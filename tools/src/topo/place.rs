@@ -13,7 +13,7 @@ use super::{From, bytes, gbps, micros, named, put, put_json};
 
 pub(super) const EXAMPLES: &str = "Examples:
   nd-topo place --from dgx-h100 --mesh tp=4,dp_shard=2
-  nd-topo place --cluster c.toml --mesh tp=8,cp=2,dp_shard=8,dp_replicate=-1 --model llama.toml
+  nd-topo place --cluster c.toml --mesh tp=8,dp_shard=8,dp_replicate=-1
 
 A cluster file:
   [[hosts]]
@@ -23,17 +23,18 @@ A cluster file:
   kind = \"rails\"             # or \"leaf-spine\"
   hosts_per_leaf = 32
   oversubscription = 2.0
-  nvlink_domain = 1          # hosts that share NVSwitches: 18 in a GB200 NVL72
+  nvlink_domain = 1          # hosts that share NVSwitches (NVL72: 18)
 
-A model file (what is left out is as in Llama 3.1 8B): name, layers, hidden, ffn, heads, kv_heads, vocab, sequence,
-micro_batch, accumulation, weight_bytes, gradient_bytes.";
+A model file (what is left out is as in Llama 3.1 8B): name, layers, hidden,
+ffn, heads, kv_heads, vocab, sequence, micro_batch, accumulation, weight_bytes,
+gradient_bytes.";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct PlaceArgs {
     #[command(flatten)]
     from: From,
-    /// A cluster file (TOML); without it, the one machine of --from
-    #[arg(long, value_name = "FILE", conflicts_with = "from")]
+    /// A cluster file (TOML), or a machine of the library; without it, the one machine of --from
+    #[arg(long, value_name = "FILE|NAME", conflicts_with = "from")]
     cluster: Option<PathBuf>,
     /// Axes and sizes: tp, cp, dp_shard, dp_replicate; one may be -1, what is left
     #[arg(long, value_name = "AXIS=SIZE,…", allow_hyphen_values = true)]
@@ -74,7 +75,10 @@ struct Json<'a> {
 
 pub(super) fn run(a: &PlaceArgs) -> Result<()> {
     let cluster = match &a.cluster {
-        Some(path) => read_cluster(path)?,
+        Some(path) => match path.to_str().filter(|name| !path.exists() && !name.contains(['/', '.'])) {
+            Some(name) => Cluster::single(named(name)?)?,
+            None => read_cluster(path)?,
+        },
         None => Cluster::single(a.from.load()?.system)?,
     };
     let model = match &a.model {
@@ -124,8 +128,9 @@ fn json<'a>(cluster: &Cluster, p: &'a Placement) -> Json<'a> {
 fn text(cluster: &Cluster, mesh: &Mesh, model: &Model, p: &Placement, ranks: bool) -> String {
     let hosts = cluster.hosts.len();
     let what = if hosts == 1 { "host" } else { "hosts" };
+    let ranks_word = if mesh.world() == 1 { "rank" } else { "ranks" };
     let mut out = format!(
-        "{} ranks on {hosts} {what}, {}: {:.2} billion weights, {} tokens a sequence, {} × {} sequences\n\n",
+        "{} {ranks_word} on {hosts} {what}, {}: {:.2} billion weights, {} tokens a sequence, {} × {} sequences\n\n",
         mesh.world(),
         model.name,
         model.parameters() / 1e9,
@@ -133,6 +138,14 @@ fn text(cluster: &Cluster, mesh: &Mesh, model: &Model, p: &Placement, ranks: boo
         model.micro_batch,
         model.accumulation
     );
+    if p.rows.is_empty() {
+        out.push_str("The mesh has one rank, which sends nothing: there is no order to choose.\n");
+        if ranks {
+            out.push('\n');
+            list_ranks(cluster, p, &mut out);
+        }
+        return out;
+    }
     let mut t = Table::new(&[
         "axis",
         "size",
@@ -172,7 +185,7 @@ fn text(cluster: &Cluster, mesh: &Mesh, model: &Model, p: &Placement, ranks: boo
     out.push_str(&t.render());
     out.push('\n');
     for r in p.rows.iter().rev() {
-        out.push_str(&format!("{}: {} ({:.0} calls a step)\n", r.axis, r.what, r.calls));
+        out.push_str(&format!("{}: {} ({} a step)\n", r.axis, r.what, calls(&r.axis, r.size, r.calls)));
     }
     let gain = if p.us < p.default_us * 0.999 {
         format!("{:.2} times as fast as the default order", p.default_us / p.us)
@@ -191,11 +204,24 @@ fn text(cluster: &Cluster, mesh: &Mesh, model: &Model, p: &Placement, ranks: boo
     ));
     if ranks {
         out.push('\n');
-        for (rank, &slot) in p.order.iter().enumerate() {
-            out.push_str(&format!("{rank} {}\n", cluster.slot_name(slot)));
-        }
+        list_ranks(cluster, p, &mut out);
     }
     out
+}
+
+fn list_ranks(cluster: &Cluster, p: &Placement, out: &mut String) {
+    for (rank, &slot) in p.order.iter().enumerate() {
+        out.push_str(&format!("{rank} {}\n", cluster.slot_name(slot)));
+    }
+}
+
+/// How often an axis communicates. Its ring goes round in size - 1 exchanges a call, and that of cp not in whole rounds
+/// (gradients take one exchange more than keys and values), so there the exchanges are counted.
+fn calls(axis: &str, size: usize, calls: f64) -> String {
+    match axis {
+        "cp" => format!("{:.0} exchanges", calls * (size - 1) as f64),
+        _ => format!("{calls:.0} calls"),
+    }
 }
 
 /// How the chosen order stands among those that were priced.
@@ -211,6 +237,13 @@ fn compared(p: &Placement) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn exchanges_are_whole() {
+        // 32 blocks: keys and values 3 times forward and 3 backward, their gradients 4 times.
+        assert_eq!(calls("cp", 4, 320.0 / 3.0), "320 exchanges");
+        assert_eq!(calls("tp", 2, 128.0), "128 calls");
+    }
 
     #[test]
     fn orders_that_cost_the_same_are_said_to() {

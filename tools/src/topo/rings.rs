@@ -7,7 +7,7 @@ use nd_topology::agreement::Derived;
 use nd_topology::formats::nccl_graph;
 use nd_topology::graph::NodeId;
 use nd_topology::search::{ChannelGraph, Pattern, Settings, search};
-use nd_topology::{Error, Result};
+use nd_topology::{Error, PathClass, Result};
 use serde::Serialize;
 
 use super::table::Table;
@@ -112,6 +112,11 @@ pub(super) fn run(a: &SearchArgs) -> Result<()> {
                 t.row(cells);
             }
             let mut out = t.render();
+            if says_phb_for_node(&m, [&found.ring, &found.tree]) {
+                out.push_str(
+                    "PHB here takes in NODE, which the search does not tell apart and `nd-topo show` does.\n",
+                );
+            }
             for (name, g) in [("Ring", &found.ring), ("Tree", &found.tree)] {
                 out.push_str(&format!("\n{name}\n"));
                 out.push_str(&channels(&m, g));
@@ -125,6 +130,14 @@ pub(super) fn run(a: &SearchArgs) -> Result<()> {
             put(None, &out)
         }
     }
+}
+
+/// The search, like NCCL's, knows no NODE; where the machine has such pairs the word PHB may mean them.
+fn says_phb_for_node(m: &Machine, found: [&ChannelGraph; 2]) -> bool {
+    let phb = |g: &ChannelGraph| [g.type_intra, g.type_inter].contains(&PathClass::Phb);
+    let ends = || m.graph.gpus.iter().chain(&m.graph.nets);
+    let node = |&a: &NodeId, &b: &NodeId| m.paths.class_for_people(&m.graph, a, b) == PathClass::Node;
+    found.into_iter().any(phb) && ends().any(|a| ends().any(|b| node(a, b)))
 }
 
 fn shape(pattern: Pattern) -> &'static str {

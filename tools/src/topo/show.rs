@@ -7,7 +7,7 @@ use nd_topology::formats::svg::{self, Overlay};
 use nd_topology::formats::{self, kind_name};
 use nd_topology::graph::{LinkKind, NodeId, Source};
 use nd_topology::model::constants::amd_family;
-use nd_topology::model::{Device, Parent, Port};
+use nd_topology::model::{ClassKind, Device, Parent, Port, class_kind};
 use nd_topology::placement::Mesh;
 use nd_topology::search::{Settings, search};
 use nd_topology::{Error, Result};
@@ -91,6 +91,7 @@ fn text(m: &Machine) -> String {
         numa(m, n, &mut out);
     }
     sockets(m, &mut out);
+    flattened(m, &mut out);
     matrix(m, &mut out);
     findings(m, &mut out);
     out
@@ -159,6 +160,7 @@ fn describe(m: &Machine, d: usize, dev: &Device) -> String {
             let name = node.map_or(format!("GPU{}", gpu.dev), |n| m.graph.nodes[n].name.clone());
             format!("{name}  {product}{sm}  {}", dev.bus)
         }
+        (None, 1..) if is_part_of_switch(m, d) => format!("{}  part of the switch above", dev.bus),
         (None, 1) => format!("{}  PCIe bridge", dev.bus),
         (None, 2..) => format!("{}  PCIe switch", dev.bus),
         (None, 0) => {
@@ -274,6 +276,26 @@ fn sockets(m: &Machine, out: &mut String) {
         out.push_str(&format!(
             "Between NUMA nodes: {} GB/s in one direction, {measured}.\n\n",
             gbps(first.bandwidth)
+        ));
+    }
+}
+
+/// A bridge with devices below it that is one chip with the switch above, so that paths do not count it.
+pub(super) fn is_part_of_switch(m: &Machine, d: usize) -> bool {
+    class_kind(m.system.devices[d].class) == ClassKind::Bridge
+        && m.system.devices[d].gpu.is_none()
+        && m.graph.nodes.iter().all(|n| n.device != Some(d))
+        && m.system.children(Parent::Device(d)).next().is_some()
+}
+
+/// Says why the matrix shows fewer switches than the tree.
+fn flattened(m: &Machine, out: &mut String) {
+    let n = (0..m.system.devices.len()).filter(|&d| is_part_of_switch(m, d)).count();
+    if n > 0 {
+        let bridges = if n == 1 { "1 bridge is".to_owned() } else { format!("{n} bridges are") };
+        out.push_str(&format!(
+            "{bridges} one chip with the switch above (Broadcom), as NCCL counts them: paths and the words below take \
+             both for one switch.\n\n"
         ));
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::graph::{Graph, LinkKind, NodeKind};
+use crate::model::constants::LOCAL_BANDWIDTH;
 
 /// The graph with one edge for both directions of a link, as thick as it is fast.
 pub fn write(graph: &Graph) -> String {
@@ -33,6 +34,11 @@ pub fn write(graph: &Graph) -> String {
             LinkKind::Sys => "#44618a",
             LinkKind::Net => "#8a4a9e",
         };
+        if link.kind == LinkKind::Pci && link.bandwidth >= LOCAL_BANDWIDTH {
+            // A port without a PCI address only has its place.
+            let _ = writeln!(out, "  n{} -- n{} [style=dotted, color=\"{colour}\"];", link.from, link.to);
+            continue;
+        }
         let width = (link.bandwidth.max(1.0).log2() * 0.8).max(0.8);
         let _ = writeln!(
             out,

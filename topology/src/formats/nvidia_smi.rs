@@ -13,6 +13,8 @@ use crate::{Graph, Paths, Result};
 const FORMAT: &str = "nvidia-smi topo -m";
 /// More devices than any host has.
 const MAX_DEVICES: usize = 256;
+/// NVLinks of one GPU: 18 of Hopper and Blackwell (NVIDIA H100 and B200 datasheets).
+const MAX_NVLINKS: u32 = 18;
 
 /// How close two devices are, by their PCIe connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -211,7 +213,10 @@ impl Matrix {
 
     /// Says where the machine that was built is closer or farther than the text: no tree fits all its words.
     fn compare(&self, system: &mut System) -> Result<()> {
-        let graph = Graph::new(system)?;
+        // Words between devices without a link of their own speak of PCIe alone.
+        let mut bare = system.clone();
+        bare.devices.iter_mut().filter_map(|d| d.gpu.as_mut()).for_each(|g| g.nvlinks.clear());
+        let graph = Graph::new(&bare)?;
         let paths = Paths::new(&graph);
         let node = |row: &Row| {
             let gpu = number(&row.name);
@@ -322,6 +327,17 @@ impl Matrix {
             "nvidia-smi",
             "the text holds no bus ids and no speeds: addresses are made up, PCIe counts as 3.0 x16, ports as 10 Gb/s",
         );
+        if self.rows.iter().all(|r| r.numa.is_none()) {
+            let n = system.numas.len();
+            let nodes = if n == 1 { "1 NUMA node is".to_owned() } else { format!("{n} NUMA nodes are") };
+            system.finding(
+                "nvidia-smi",
+                format!(
+                    "no column says which NUMA node a GPU belongs to (NUMA Affinity): {nodes} made up, one for all \
+                     devices that are not SYS to each other"
+                ),
+            );
+        }
         system
     }
 
@@ -347,9 +363,19 @@ impl Matrix {
         cells.filter_map(|(j, c)| if let Cell::NvLink(n) = c { Some((j, *n)) } else { None }).collect()
     }
 
-    /// With more links to all peers together than any GPU has, they lead to NVSwitches.
+    /// The most links that one GPU has to all peers together, each counted by itself.
+    fn most_links(&self) -> u32 {
+        (0..self.rows.len()).map(|i| self.links_of(i).iter().map(|l| l.1).sum()).max().unwrap_or(0)
+    }
+
+    /// With more links to all peers together than any GPU has, they lead to NVSwitches; but those link every GPU to
+    /// every other, all equally.
     fn switched(&self) -> bool {
-        (0..self.rows.len()).any(|i| self.links_of(i).iter().map(|l| l.1).sum::<u32>() > 18)
+        let linked: Vec<Vec<(usize, u32)>> =
+            (0..self.rows.len()).map(|i| self.links_of(i)).filter(|l| !l.is_empty()).collect();
+        let count = linked.first().map_or(0, |l| l[0].1);
+        let whole = linked.iter().all(|l| l.len() + 1 == linked.len() && l.iter().all(|x| x.1 == count));
+        self.most_links() > MAX_NVLINKS && whole
     }
 
     /// The generation that has as many links: 4 Pascal, 6 Volta, 12 Ampere, 18 Hopper (or Blackwell, which looks the
@@ -414,6 +440,17 @@ impl Matrix {
             system.finding(
                 "nvidia-smi",
                 format!("GPUs are linked {how}; their generation is guessed from the number of links"),
+            );
+        }
+        let most = self.most_links();
+        if seen && !switched && most > MAX_NVLINKS {
+            system.finding(
+                "nvidia-smi",
+                format!(
+                    "a GPU has {most} NVLinks to its peers together, and none known here has more than {MAX_NVLINKS}; \
+                     not every GPU is linked to every other equally, so they are taken for direct links and not for \
+                     NVSwitches, and their GB/s may be too high"
+                ),
             );
         }
     }
@@ -499,6 +536,58 @@ NIC Legend:
         let found =
             system.findings.iter().any(|f| f.message.contains("the first is GPU0 to GPU2 (SYS, here PIX)"));
         assert!(found, "{:?}", system.findings);
+    }
+
+    /// The matrix of an even ring of GPUs in which neighbours have `near` and all others `far`.
+    fn ring(n: usize, near: &str, far: &str) -> String {
+        let head: Vec<String> = (0..n).map(|i| format!("GPU{i}")).collect();
+        let mut text = head.join("\t") + "\n";
+        for i in 0..n {
+            let cell = |j: usize| match (j + n - i) % n {
+                0 => "X",
+                1 => near,
+                d if d == n - 1 => near,
+                _ => far,
+            };
+            text += &format!("GPU{i}\t{}\n", (0..n).map(cell).collect::<Vec<_>>().join("\t"));
+        }
+        text
+    }
+
+    fn says(system: &System, text: &str) -> bool {
+        system.findings.iter().any(|f| f.message.contains(text))
+    }
+
+    #[test]
+    fn a_way_over_another_gpu_contradicts_no_word_of_pcie() {
+        let system = read(&ring(6, "NV2", "SYS")).unwrap();
+        let graph = Graph::new(&system).unwrap();
+        let (a, b) = (graph.node("GPU0").unwrap(), graph.node("GPU2").unwrap());
+        assert_eq!(Paths::new(&graph).class_for_people(&graph, a, b).word(), "NVB");
+        assert!(!says(&system, "no PCIe tree"), "{:?}", system.findings);
+    }
+
+    #[test]
+    fn nvswitches_link_all_gpus_equally() {
+        let part = read(&ring(4, "NV12", "SYS")).unwrap();
+        assert!(Graph::new(&part).unwrap().nvswitch.is_none());
+        assert!(says(&part, "24 NVLinks") && says(&part, "direct links"), "{:?}", part.findings);
+        let whole = read(&ring(4, "NV12", "NV12")).unwrap();
+        assert!(Graph::new(&whole).unwrap().nvswitch.is_some());
+        assert!(!says(&whole, "taken for direct"), "{:?}", whole.findings);
+    }
+
+    #[test]
+    fn nodes_that_no_column_names_are_said_to_be_made_up() {
+        let text = "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n";
+        assert!(says(&read(text).unwrap(), "2 NUMA nodes are made up"));
+        assert!(!says(&read(DGX1).unwrap(), "made up, one for"));
+    }
+
+    #[test]
+    fn too_many_gpus_are_counted() {
+        let error = crate::formats::read_any(&ring(300, "NV1", "SYS")).unwrap_err().to_string();
+        assert!(error.contains("more than 256 devices"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::fmt::Write;
 
 use super::xml::escape;
 use crate::graph::{Graph, LinkKind, NodeId, NodeKind, Source};
-use crate::model::System;
+use crate::model::constants::LOCAL_BANDWIDTH;
+use crate::model::{Parent, System};
 
 /// Something to draw over the GPUs.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +30,7 @@ const PAD: f64 = 20.0;
 
 const INK: &str = "#1d2733";
 const FAINT: &str = "#5d6b7a";
+const NO_LINK: &str = "#aab4bf";
 const COLOURS: [&str; 8] =
     ["#e4572e", "#2e86de", "#8e44ad", "#d98e04", "#c2185b", "#00838f", "#6d4c41", "#455a64"];
 
@@ -92,6 +94,8 @@ struct Drawing<'a> {
     span: Option<(f64, f64)>,
 }
 
+const NVSWITCH: &str = "NVSwitch";
+
 fn thickness(gbps: f64) -> f64 {
     (1.0 + gbps.max(0.0).sqrt() * 0.55).min(16.0)
 }
@@ -133,8 +137,10 @@ impl Drawing<'_> {
         self.span = Some((x, x + used));
         for ((numa, blocks), w) in rooms.iter().zip(&widths) {
             self.room(*numa, x, room_top, *w, room_bottom);
+            let behind = self.out.len();
             let left = x + (w - sum_width(blocks)) / 2.0;
             self.place(blocks, *numa, left, room_top + 74.0, leaf_top);
+            self.chip_links(*numa, behind);
             x += w + 26.0;
         }
         if several {
@@ -161,7 +167,7 @@ impl Drawing<'_> {
         let _ = writeln!(page, "<rect width=\"{width:.0}\" height=\"{height:.0}\" fill=\"#ffffff\"/>");
         page.push_str(&std::mem::take(&mut self.out));
         let name = if self.system.name.is_empty() { "This machine" } else { &self.system.name };
-        self.text(30.0, 40.0, 22.0, "start", INK, true, name);
+        self.text(30.0, 40.0, 22.0, "start", INK, true, &fit(name, width - 60.0, 22.0));
         let g = self.graph;
         let mut facts = vec![
             plural(g.numas.len(), "NUMA node"),
@@ -288,6 +294,14 @@ impl Drawing<'_> {
             let link = &self.graph.links[l];
             let (bandwidth, source) = (link.bandwidth, link.source);
             let x = cx + shift;
+            if bandwidth >= LOCAL_BANDWIDTH {
+                // A port without a PCI address only has its place.
+                let _ = writeln!(
+                    self.out,
+                    "<path d=\"M{x:.1} {y:.1}V{top:.1}\" stroke=\"{NO_LINK}\" stroke-width=\"1.5\" stroke-dasharray=\"2 4\" fill=\"none\"/>"
+                );
+                continue;
+            }
             let dash = if source == Source::Doubtful { " stroke-dasharray=\"5 4\"" } else { "" };
             let _ = writeln!(
                 self.out,
@@ -305,6 +319,38 @@ impl Drawing<'_> {
                 self.text(tx, top - 10.0, 10.5, anchor, FAINT, false, &label);
             }
         }
+    }
+
+    /// Links between the GPUs of a room and its CPU that are not PCIe and that no uplink shows, behind what stands
+    /// between the two.
+    fn chip_links(&mut self, numa: NodeId, behind: usize) {
+        let mut lines = String::new();
+        let Some(cpu) = self.at[numa] else { return };
+        for &gpu in &self.graph.gpus {
+            let Some(spot) = self.at[gpu].filter(|_| self.graph.nodes[gpu].numa == Some(numa)) else {
+                continue;
+            };
+            for kind in [LinkKind::Nvl, LinkKind::C2c] {
+                let Some(l) = self.graph.link_between(gpu, numa, Some(kind)) else { continue };
+                let direct = self.graph.link_between(gpu, numa, Some(LinkKind::Pci)).is_some();
+                if kind == LinkKind::C2c && direct {
+                    continue;
+                }
+                let bandwidth = self.graph.links[l].bandwidth;
+                let x = spot.x + 30.0;
+                let _ = writeln!(
+                    lines,
+                    "<path d=\"M{x:.1} {:.1}V{:.1}\" stroke=\"{}\" stroke-width=\"{:.1}\" fill=\"none\"/>",
+                    cpu.bottom,
+                    spot.top,
+                    colour(kind),
+                    thickness(bandwidth)
+                );
+                let label = x + thickness(bandwidth) / 2.0 + 4.0;
+                self.text(label, spot.top - 10.0, 10.5, "start", FAINT, false, &gbps(bandwidth));
+            }
+        }
+        self.out.insert_str(behind, &lines);
     }
 
     fn gpu(&mut self, node: NodeId, up: NodeId, x: f64, y: f64, top: f64) {
@@ -340,9 +386,13 @@ impl Drawing<'_> {
                     ("#ecdff2", "#9b6bb0", "#4a2a5c", format!("{} Gb/s", gbps(speed * 8.0)))
                 }
                 NodeKind::Nic => ("#ecdff2", "#9b6bb0", "#4a2a5c", "no port".to_owned()),
-                _ => ("#eceff2", "#aab4bf", "#3c4752", self.what(node)),
+                _ => match self.what(node) {
+                    what if what.starts_with(NVSWITCH) => ("#bfe3bf", "#4ba04b", "#1f4d1f", what),
+                    what => ("#eceff2", "#aab4bf", "#3c4752", what),
+                },
             };
-            let name = n.name.clone();
+            let hidden = self.hidden(node);
+            let name = hidden.first().map_or(n.name.clone(), |&d| self.system.devices[d].bus.to_string());
             self.shape(x, top, SMALL_W, SMALL_H, 6.0, fill, stroke);
             self.text(cx, top + 14.5, 11.0, "middle", ink, true, &fit(&name, SMALL_W - 6.0, 11.0));
             self.text(cx, top + 28.0, 10.0, "middle", ink, false, &fit(&second, SMALL_W - 6.0, 10.0));
@@ -351,9 +401,36 @@ impl Drawing<'_> {
     }
 
     fn what(&self, node: NodeId) -> String {
-        let device = self.graph.nodes[node].device.map(|d| &self.system.devices[d]);
-        let Some(d) = device else { return String::new() };
-        super::kind_name(d).to_owned()
+        let hidden = self.hidden(node);
+        let Some(at) = hidden.first().copied().or(self.graph.nodes[node].device) else {
+            return String::new();
+        };
+        let device = &self.system.devices[at];
+        let is_switch = |l: &crate::model::NvLink| l.target_class == Some(0x068000) && l.target == device.bus;
+        let linked = self.system.gpus().any(|(_, _, g)| g.nvlinks.iter().any(is_switch));
+        let name = if linked { NVSWITCH } else { super::kind_name(device) };
+        if hidden.len() > 1 { format!("{name}, {} more", hidden.len() - 1) } else { name.to_owned() }
+    }
+
+    /// The devices at the ends below a bridge that are no nodes of the graph: NVSwitches, and accelerators that no
+    /// driver has.
+    fn hidden(&self, node: NodeId) -> Vec<usize> {
+        let (NodeKind::Pci, Some(bridge)) = (&self.graph.nodes[node].kind, self.graph.nodes[node].device)
+        else {
+            return Vec::new();
+        };
+        let known: std::collections::HashSet<usize> =
+            self.graph.nodes.iter().filter_map(|n| n.device).filter(|&d| d != bridge).collect();
+        let (mut ends, mut open) = (Vec::new(), vec![bridge]);
+        while let Some(at) = open.pop() {
+            let below: Vec<usize> = self.system.children(Parent::Device(at)).collect();
+            if below.is_empty() && at != bridge && !known.contains(&at) {
+                ends.push(at);
+            }
+            open.extend(below.into_iter().filter(|d| !known.contains(d)));
+        }
+        ends.sort_unstable();
+        ends
     }
 
     fn sockets(&mut self, top: f64, width: f64) {
@@ -462,7 +539,8 @@ impl Drawing<'_> {
     fn legend(&mut self, y: f64, width: f64) -> f64 {
         let mut x = 30.0;
         let mut line = y;
-        let present = |k: LinkKind| self.graph.links.iter().any(|l| l.kind == k);
+        let placed = |k: LinkKind, bandwidth: f64| k == LinkKind::Pci && bandwidth >= LOCAL_BANDWIDTH;
+        let present = |k: LinkKind| self.graph.links.iter().any(|l| l.kind == k && !placed(k, l.bandwidth));
         let amd = self.system.gpus().any(|(_, _, g)| g.gcn.is_some() || g.nvlinks.iter().any(|l| l.xgmi));
         let mut entries: Vec<(&str, LinkKind)> = Vec::new();
         for (text, kind) in [
@@ -498,6 +576,9 @@ impl Drawing<'_> {
             vec!["thickness: speed of the link; numbers: GB/s (1e9 B/s) in one direction".to_owned()];
         if self.graph.links.iter().any(|l| l.source == Source::Doubtful) {
             notes.push("dashed, “?”: the device states no believable speed".to_owned());
+        }
+        if self.graph.links.iter().any(|l| placed(l.kind, l.bandwidth)) {
+            notes.push("dotted grey: a port without a PCI address".to_owned());
         }
         self.text(30.0, line + 4.0, 11.5, "start", FAINT, false, &notes.join("  ·  "));
         if let Some(overlay) = self.overlay {
@@ -594,5 +675,65 @@ mod tests {
             }
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{name}");
         }
+    }
+
+    fn drawn(xml: &str) -> String {
+        let system = crate::formats::read_any(xml).unwrap();
+        let graph = Graph::new(&system).unwrap();
+        write(&system, &graph, None)
+    }
+
+    #[test]
+    fn what_has_no_pcie_link_gets_no_speed_of_one() {
+        let xml = "<system version=\"1\"><cpu numaid=\"0\" arch=\"x86_64\"><nic><net name=\"eth0\" dev=\"0\" \
+                   speed=\"10000\"/></nic></cpu></system>";
+        let svg = drawn(xml);
+        assert!(!svg.contains("5000") && svg.contains(NO_LINK) && !svg.contains(">PCIe, up to"), "{svg}");
+        let system = crate::formats::read_any(xml).unwrap();
+        let dot = crate::formats::dot::write(&Graph::new(&system).unwrap());
+        assert!(!dot.contains("5000") && dot.contains("style=dotted"), "{dot}");
+    }
+
+    #[test]
+    fn links_to_the_cpu_and_devices_without_a_node_are_drawn() {
+        let bridge = |bus: &str, below: &str| {
+            format!(
+                "<pci busid=\"0000:{bus}:00.0\" class=\"0x060400\" link_speed=\"8.0 GT/s PCIe\" link_width=\"16\">{below}</pci>"
+            )
+        };
+        let device = |bus: &str, class: &str, below: &str| {
+            format!(
+                "<pci busid=\"0000:{bus}:00.0\" class=\"{class}\" vendor=\"0x10de\" device=\"0x1ac2\" subsystem_vendor=\"0x10de\" subsystem_device=\"0x0000\" link_speed=\"8.0 GT/s PCIe\" link_width=\"16\">{below}</pci>"
+            )
+        };
+        let gpu = device(
+            "02",
+            "0x030200",
+            "<gpu dev=\"0\" sm=\"60\" rank=\"0\"><nvlink target=\"0000:00:00.0\" count=\"2\" tclass=\"0x068001\"/></gpu>",
+        );
+        let parts = [
+            bridge("01", &gpu),
+            bridge("03", &device("04", "0x068000", "")),
+            bridge("05", &device("06", "0x030200", "")),
+        ];
+        let name =
+            "a machine with a name that is far too long for the width of its picture, as users give them";
+        let svg = drawn(&format!(
+            "<system version=\"1\"><cpu numaid=\"0\" arch=\"ppc64\">{}</cpu></system>",
+            parts.concat()
+        ));
+        let link = format!(
+            "stroke=\"{}\" stroke-width=\"{:.1}\" fill=\"none\"",
+            colour(LinkKind::Nvl),
+            thickness(36.0)
+        );
+        assert_eq!(svg.matches(&link).count(), 1, "{svg}");
+        for text in [">NVSwitch<", ">0000:04:00.0<", ">3D accelerator<", ">0000:06:00.0<"] {
+            assert!(svg.contains(text), "{text}: {svg}");
+        }
+        let mut system = crate::library::machine("dgx-1").unwrap();
+        system.name = name.repeat(3);
+        let svg = write(&system, &Graph::new(&system).unwrap(), None);
+        assert!(!svg.contains(name.repeat(3).as_str()) && svg.contains('…'));
     }
 }

@@ -32,7 +32,7 @@ pub struct Row {
     pub gbps: f64,
     /// Bytes that each rank sends in a step.
     pub bytes: f64,
-    /// Collective calls in a step.
+    /// Collective calls in a step; for cp the exchanges with a neighbour, divided by `size - 1`.
     pub calls: f64,
     /// What the calls are.
     pub what: String,

@@ -81,5 +81,8 @@ pub fn read_text(path: &Path) -> Result<String> {
     if bytes.len() as u64 > limit {
         return Err(io(&format!("longer than {limit} bytes, which no machine needs")));
     }
-    String::from_utf8(bytes).map_err(|_| io(&"it is no UTF-8 text"))
+    String::from_utf8(bytes).map_err(|e| match formats::detect::binary_kind(e.as_bytes()) {
+        Some(kind) => io(&format!("it is {kind}")),
+        None => io(&"it is no UTF-8 text"),
+    })
 }
