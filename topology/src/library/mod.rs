@@ -12,6 +12,7 @@
 //! [[switch]]                 # PCIe switches, called sw0, sw1, … in order
 //! on = ["numa0.0", "numa1"]  # one switch for each entry; numa0.1 is the second PCIe host bridge of NUMA node 0
 //! link = "5.0 x16"           # PCIe generation and lanes toward the CPU
+//! ids = [0x1000, 0xc010, 0x1000, 0xa096]  # may be left out: vendor, device, and those of the subsystem
 //!
 //! [gpu]
 //! product = "H100"
@@ -124,6 +125,7 @@ fn x86() -> String {
 struct Switch {
     on: Vec<String>,
     link: String,
+    ids: Option<[u16; 4]>,
 }
 
 #[derive(Deserialize)]
@@ -200,8 +202,8 @@ fn link(text: &str) -> Result<(String, u32)> {
 struct Builder<'a> {
     file: &'a File,
     system: System,
-    /// For each switch where it hangs, then its device.
-    switches: Vec<(String, String, Option<usize>)>,
+    /// For each switch where it hangs, its table, then its device.
+    switches: Vec<(String, usize, Option<usize>)>,
     next: BTreeMap<usize, u32>,
 }
 
@@ -225,9 +227,9 @@ impl Builder<'_> {
                 ..Numa::default()
             });
         }
-        for table in &file.switch {
+        for (t, table) in file.switch.iter().enumerate() {
             for on in &table.on {
-                self.switches.push((on.clone(), table.link.clone(), None));
+                self.switches.push((on.clone(), t, None));
             }
         }
         for s in 0..self.switches.len() {
@@ -268,7 +270,7 @@ impl Builder<'_> {
     }
 
     fn switch(&mut self, s: usize, depth: usize) -> Result<usize> {
-        let (on, text, made) = self.switches[s].clone();
+        let (on, table, made) = self.switches[s].clone();
         if let Some(at) = made {
             return Ok(at);
         }
@@ -278,7 +280,9 @@ impl Builder<'_> {
             )));
         }
         let parent = self.parent(&on, depth)?;
-        let at = self.device(parent, 0x060400, &text)?;
+        let table = &self.file.switch[table];
+        let at = self.device(parent, 0x060400, &table.link)?;
+        self.system.devices[at].ids = table.ids;
         self.switches[s].2 = Some(at);
         Ok(at)
     }
@@ -423,6 +427,14 @@ mod tests {
             }
         }
         assert!(machine("dgx-9").unwrap_err().to_string().contains("dgx-a100"));
+    }
+
+    /// Eight ports of 200 Gb/s behind switches that are one chip each: every GPU drives a port of its own.
+    #[test]
+    fn a_dgx_a100_fills_all_its_ports() {
+        let graph = Graph::new(&machine("dgx-a100").unwrap()).unwrap();
+        let found = search(&graph, &Settings { several_hosts: true, ..Settings::default() });
+        assert_eq!((found.ring.channels.len(), found.ring.speed_inter), (8, 24.0));
     }
 
     #[test]
