@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::formats::detect::{TomlKind, expect_toml};
-use crate::model::{BusId, C2c, Device, Gpu, Nic, Numa, NvLink, Parent, Port, System};
+use crate::model::{BusId, C2c, Device, Gpu, MAX_DEVICES, Nic, Numa, NvLink, Parent, Port, System};
 use crate::{Error, Result};
 
 macro_rules! machines {
@@ -217,6 +217,13 @@ impl Builder<'_> {
                 file.cpu.numas
             )));
         }
+        let places = file.switch.iter().map(|t| &t.on).chain(file.gpu.iter().map(|t| &t.on));
+        let devices: usize = places.chain(file.nic.iter().map(|t| &t.on)).map(Vec::len).sum();
+        if devices > MAX_DEVICES {
+            return Err(Error::invalid(format!(
+                "{devices} switches, GPUs and NICs in one host; at most {MAX_DEVICES} are looked at"
+            )));
+        }
         for id in 0..file.cpu.numas {
             self.system.numas.push(Numa {
                 id: id as i32,
@@ -335,7 +342,23 @@ impl Builder<'_> {
             self.system.devices[at].product = Some(table.product.clone());
             places.push(at);
         }
+        let mut linked = std::collections::HashSet::new();
         for &(a, b, count) in &table.pairs {
+            if a == b {
+                return Err(Error::invalid(format!(
+                    "pairs links GPU {a} with itself; leave [{a}, {b}, {count}] out"
+                )));
+            }
+            if count == 0 {
+                return Err(Error::invalid(format!(
+                    "pairs has no link between GPU {a} and GPU {b}; leave [{a}, {b}, 0] out, or say how many there are"
+                )));
+            }
+            if !linked.insert((a.min(b), a.max(b))) {
+                return Err(Error::invalid(format!(
+                    "pairs names GPU {a} and GPU {b} twice; give each pair once, in either order, with all its links"
+                )));
+            }
             let (Some(&from), Some(&to)) = (places.get(a), places.get(b)) else {
                 return Err(Error::invalid(format!(
                     "pairs links GPU {a} and GPU {b}, and there are GPUs 0 to {}",
@@ -511,6 +534,15 @@ mod tests {
         assert!(speed.contains("-1"), "{speed}");
         let pair = error("[gpu]\nproduct='x'\non=['numa0']\nlink='4.0 x16'\npairs=[[0,5,1]]");
         assert!(pair.contains("GPU 5"), "{pair}");
+        let pairs = |list: &str| {
+            error(&format!("[gpu]\nproduct='x'\non=['numa0','numa0']\nlink='4.0 x16'\npairs={list}"))
+        };
+        assert!(pairs("[[0,0,1]]").contains("GPU 0 with itself"));
+        assert!(pairs("[[0,1,4],[1,0,4]]").contains("GPU 1 and GPU 0 twice"));
+        assert!(pairs("[[0,1,0]]").contains("no link between GPU 0 and GPU 1"));
+        let on = vec!["'numa0'"; 60_000].join(",");
+        let many = error(&format!("[gpu]\nproduct='x'\non=[{on}]\nlink='4.0 x16'"));
+        assert!(many.contains("60000 switches, GPUs and NICs") && many.contains("at most 4096"), "{many}");
         let typo = error("[gpus]\n");
         assert!(typo.contains("line 4"), "{typo}");
     }
