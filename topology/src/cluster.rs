@@ -33,6 +33,8 @@ use crate::{Error, Result, System};
 
 /// The most that a network is taken to be oversubscribed: a hundred times what is built.
 const MAX_OVERSUBSCRIPTION: f64 = 1000.0;
+/// The most GPUs that NVSwitches join (NVIDIA, NVLink of the fifth generation: 576).
+const MAX_NVLINK_GPUS: usize = 576;
 /// The most ranks a cluster may have.
 pub const MAX_RANKS: usize = 1 << 20;
 
@@ -361,6 +363,25 @@ impl Cluster {
                 "network.nvlink_domain is 0; it is 1 where each host has its own NVSwitches",
             ));
         }
+        if n.nvlink_domain > 1 {
+            let switched = || self.kinds.iter().filter(|k| k.graph.nvswitch.is_some());
+            if switched().next().is_none() {
+                return Err(Error::invalid(format!(
+                    "network.nvlink_domain is {}, and no host has an NVSwitch that others could share; leave it out",
+                    n.nvlink_domain
+                )));
+            }
+            for kind in switched() {
+                let (name, gpus) = (&kind.system.name, kind.graph.gpus.len());
+                if gpus.saturating_mul(n.nvlink_domain) > MAX_NVLINK_GPUS {
+                    return Err(Error::invalid(format!(
+                        "network.nvlink_domain is {}: with {gpus} GPUs in each {name} that is more than the \
+                         {MAX_NVLINK_GPUS} GPUs that NVSwitches join",
+                        n.nvlink_domain
+                    )));
+                }
+            }
+        }
         if self.hosts.len() > 1
             && let Some(h) = self.hosts.iter().find(|h| self.kinds[h.kind].graph.nets.is_empty())
         {
@@ -561,6 +582,20 @@ mod tests {
         let near = c.between(slot(0, 0), slot(1, 3));
         assert_eq!((near.class, near.gbps), (PathClass::Nvl, 40.1 * 18.0));
         assert_eq!(c.between(slot(1, 0), slot(2, 0)).class, PathClass::Net);
+    }
+
+    #[test]
+    fn a_rack_has_nvswitches_and_a_size() {
+        let error = |machine: &str, hosts: usize| {
+            let text = format!(
+                "[[hosts]]\nmachine='{machine}'\ncount=4\n[network]\nkind='rails'\nnvlink_domain={hosts}\n"
+            );
+            read(&text).map(|_| ()).unwrap_err().to_string()
+        };
+        let none = error("dgx-1", 4);
+        assert!(none.contains("nvlink_domain is 4") && none.contains("no host has an NVSwitch"), "{none}");
+        let large = error("gb200-nvl72", 1000);
+        assert!(large.contains("nvlink_domain is 1000") && large.contains("576 GPUs"), "{large}");
     }
 
     #[test]
