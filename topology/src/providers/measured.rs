@@ -15,8 +15,9 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::formats::detect::TomlKind;
-use crate::model::LinkOverride;
+use crate::graph::{NodeKind, Source};
 use crate::model::constants::{MAX_GBPS, MAX_US};
+use crate::model::{Guess, LinkOverride};
 use crate::{Error, Result, System};
 
 #[derive(Deserialize)]
@@ -36,7 +37,15 @@ pub fn add(system: &mut System, path: &Path) -> Result<()> {
     system.finding("measured", format!("{} links from {name}", links.len()));
     system.overrides.extend(links);
     // Names and neighbourhood are checked where the graph is made.
-    crate::Graph::new(system).map(|_| ()).map_err(|e| e.in_file(&name))
+    let graph = crate::Graph::new(system).map_err(|e| e.in_file(&name))?;
+    let guessed = |link: &crate::graph::Link| {
+        link.source == Source::Doubtful
+            && matches!(graph.nodes[link.from].kind, NodeKind::Gpu { .. } | NodeKind::Nic)
+    };
+    if !graph.links.iter().any(guessed) {
+        system.findings.retain(|f| f.guess != Some(Guess::LinkSpeeds));
+    }
+    Ok(())
 }
 
 /// Reads measurements from TOML.
@@ -66,7 +75,6 @@ pub fn parse(text: &str) -> Result<Vec<LinkOverride>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Source;
 
     #[test]
     fn a_measurement_wins() {
