@@ -364,22 +364,16 @@ impl Cluster {
             ));
         }
         if n.nvlink_domain > 1 {
-            let switched = || self.kinds.iter().filter(|k| k.graph.nvswitch.is_some());
-            if switched().next().is_none() {
-                return Err(Error::invalid(format!(
-                    "network.nvlink_domain is {}, and no host has an NVSwitch that others could share; leave it out",
-                    n.nvlink_domain
-                )));
-            }
-            for kind in switched() {
-                let (name, gpus) = (&kind.system.name, kind.graph.gpus.len());
-                if gpus.saturating_mul(n.nvlink_domain) > MAX_NVLINK_GPUS {
-                    return Err(Error::invalid(format!(
-                        "network.nvlink_domain is {}: with {gpus} GPUs in each {name} that is more than the \
-                         {MAX_NVLINK_GPUS} GPUs that NVSwitches join",
-                        n.nvlink_domain
-                    )));
-                }
+            let together =
+                |k: &Kind| k.graph.nvswitch.map(|_| k.graph.gpus.len().saturating_mul(n.nvlink_domain));
+            let wrong = match self.kinds.iter().filter_map(together).max() {
+                None => "no host has an NVSwitch that others could share; leave it out".to_owned(),
+                Some(0..=MAX_NVLINK_GPUS) => String::new(),
+                Some(gpus) => format!("NVSwitches join at most {MAX_NVLINK_GPUS} GPUs, not {gpus}"),
+            };
+            if !wrong.is_empty() {
+                let domain = n.nvlink_domain;
+                return Err(Error::invalid(format!("network.nvlink_domain is {domain}, and {wrong}")));
             }
         }
         if self.hosts.len() > 1
@@ -586,16 +580,11 @@ mod tests {
 
     #[test]
     fn a_rack_has_nvswitches_and_a_size() {
-        let error = |machine: &str, hosts: usize| {
-            let text = format!(
-                "[[hosts]]\nmachine='{machine}'\ncount=4\n[network]\nkind='rails'\nnvlink_domain={hosts}\n"
-            );
-            read(&text).map(|_| ()).unwrap_err().to_string()
-        };
-        let none = error("dgx-1", 4);
-        assert!(none.contains("nvlink_domain is 4") && none.contains("no host has an NVSwitch"), "{none}");
-        let large = error("gb200-nvl72", 1000);
-        assert!(large.contains("nvlink_domain is 1000") && large.contains("576 GPUs"), "{large}");
+        let with = |hosts| RAILS.replace("kind='rails'", &format!("kind='rails'\nnvlink_domain={hosts}"));
+        let none = read(&with(4).replace("dgx-h100", "dgx-1")).unwrap_err().to_string();
+        assert!(none.contains("nvlink_domain is 4, and no host has an NVSwitch"), "{none}");
+        let large = read(&with(1000)).unwrap_err().to_string();
+        assert!(large.contains("at most 576 GPUs, not 8000"), "{large}");
     }
 
     #[test]

@@ -43,12 +43,15 @@ pub(crate) fn note_link_speeds(system: &mut System, source: &str) {
         }
     });
     let lies = example.is_some_and(|d| d.link_speed.as_deref().is_some_and(|s| !s.trim().is_empty()));
-    let why = if lies { "as virtual machines do" } else { "as where it cannot be read" };
+    let (what, why) = match lies {
+        true => ("show a PCIe link that is no real one", ", as virtual machines do"),
+        false => ("state no PCIe link", ""),
+    };
     system.guess(
         source,
         Guess::LinkSpeeds,
         format!(
-            "{} of {all} GPUs and NICs show a PCIe link that is no real one ({reads}: {shown}{more}), {why}; each \
+            "{} of {all} GPUs and NICs {what} ({reads}: {shown}{more}){why}; each \
              counts as 3.0 x16, a guess until a measured file or a topology file says better",
             doubtful.len()
         ),

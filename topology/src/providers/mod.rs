@@ -61,7 +61,10 @@ pub fn detect(options: &Options<'_>) -> Result<System> {
 pub fn read_file(path: &Path) -> Result<System> {
     let mut system = formats::read_any(&read_text(path)?)?;
     if system.name.is_empty() {
-        system.name = path.file_name().map_or(String::new(), |n| n.to_string_lossy().into_owned());
+        system.name = match path.file_name() {
+            Some(name) if name == "-" => "standard input".to_owned(),
+            name => name.map_or(String::new(), |n| n.to_string_lossy().into_owned()),
+        };
     }
     Ok(system)
 }
