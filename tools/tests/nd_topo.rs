@@ -500,3 +500,40 @@ fn search_says_that_its_phb_takes_in_node() {
     assert!(matrix("NODE").contains("PHB here takes in NODE"), "{}", matrix("NODE"));
     assert!(!matrix("PHB").contains("takes in"));
 }
+
+/// Two GPUs of a virtual machine: links that are none, and no NVLinks.
+const GUESSED: &str = "<system version='1'><cpu numaid='0' arch='x86_64'>
+<pci busid='0000:01:00.0' class='0x030200' link_speed='2.5 GT/s PCIe' link_width='1'><gpu dev='0' sm='90'/></pci>
+<pci busid='0000:02:00.0' class='0x030200' link_speed='2.5 GT/s PCIe' link_width='1'><gpu dev='1' sm='90'/></pci>
+</cpu></system>";
+
+fn with_input(args: &[&str], input: &str) -> Output {
+    use std::io::Write;
+    use std::process::Stdio;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_nd-topo"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn what_is_guessed_is_said_where_it_counts() {
+    for args in [&["search"][..], &["paths"], &["place", "--mesh", "tp=2"]] {
+        let out = with_input(&[args, &["--from", "-"]].concat(), GUESSED);
+        let errors = String::from_utf8(out.stderr).unwrap();
+        assert!(out.status.success(), "{args:?}: {errors}");
+        let lines: Vec<&str> = errors.lines().collect();
+        assert_eq!(lines.len(), 2, "{args:?}: {errors}");
+        assert!(lines[0].starts_with("warning: 2 of 2 GPUs and NICs show a PCIe link"), "{errors}");
+        assert!(lines[1].ends_with("NVLinks unknown, so PCIe only"), "{errors}");
+    }
+    // And the link counts as one of unknown speed: PCIe 3.0 x16.
+    let out = with_input(&["paths", "--from", "-", "GPU0", "GPU1"], GUESSED);
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(text.contains("at 12.0 GB/s"), "{text}");
+}

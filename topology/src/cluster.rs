@@ -33,6 +33,8 @@ use crate::{Error, Result, System};
 
 /// The most that a network is taken to be oversubscribed: a hundred times what is built.
 const MAX_OVERSUBSCRIPTION: f64 = 1000.0;
+/// The most GPUs that NVSwitches join (NVIDIA, NVLink of the fifth generation: 576).
+const MAX_NVLINK_GPUS: usize = 576;
 /// The most ranks a cluster may have.
 pub const MAX_RANKS: usize = 1 << 20;
 
@@ -361,6 +363,19 @@ impl Cluster {
                 "network.nvlink_domain is 0; it is 1 where each host has its own NVSwitches",
             ));
         }
+        if n.nvlink_domain > 1 {
+            let together =
+                |k: &Kind| k.graph.nvswitch.map(|_| k.graph.gpus.len().saturating_mul(n.nvlink_domain));
+            let wrong = match self.kinds.iter().filter_map(together).max() {
+                None => "no host has an NVSwitch that others could share; leave it out".to_owned(),
+                Some(0..=MAX_NVLINK_GPUS) => String::new(),
+                Some(gpus) => format!("NVSwitches join at most {MAX_NVLINK_GPUS} GPUs, not {gpus}"),
+            };
+            if !wrong.is_empty() {
+                let domain = n.nvlink_domain;
+                return Err(Error::invalid(format!("network.nvlink_domain is {domain}, and {wrong}")));
+            }
+        }
         if self.hosts.len() > 1
             && let Some(h) = self.hosts.iter().find(|h| self.kinds[h.kind].graph.nets.is_empty())
         {
@@ -561,6 +576,15 @@ mod tests {
         let near = c.between(slot(0, 0), slot(1, 3));
         assert_eq!((near.class, near.gbps), (PathClass::Nvl, 40.1 * 18.0));
         assert_eq!(c.between(slot(1, 0), slot(2, 0)).class, PathClass::Net);
+    }
+
+    #[test]
+    fn a_rack_has_nvswitches_and_a_size() {
+        let with = |hosts| RAILS.replace("kind='rails'", &format!("kind='rails'\nnvlink_domain={hosts}"));
+        let none = read(&with(4).replace("dgx-h100", "dgx-1")).unwrap_err().to_string();
+        assert!(none.contains("nvlink_domain is 4, and no host has an NVSwitch"), "{none}");
+        let large = read(&with(1000)).unwrap_err().to_string();
+        assert!(large.contains("at most 576 GPUs, not 8000"), "{large}");
     }
 
     #[test]

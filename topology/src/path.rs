@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::graph::{Graph, LinkId, LinkKind, NodeId, NodeKind};
+use crate::model::BusId;
 use crate::model::constants::LOCAL_BANDWIDTH;
 
 /// How close two devices are, best first.
@@ -208,7 +209,9 @@ fn step_class(
 
 impl Paths {
     /// The class as `nvidia-smi` would say it: NODE instead of PHB where both ends' host bridges are known and
-    /// differ; P2C where the way between GPU and port begins with a chip link; and PIX between ports of one adapter.
+    /// differ; P2C where the way between GPU and port begins with a chip link; PIX between ports of one adapter; and
+    /// PXB instead of PIX where the ends are behind different lower switches of one chip, which are not told apart for
+    /// bandwidth.
     pub fn class_for_people(&self, graph: &Graph, from: NodeId, to: NodeId) -> PathClass {
         let path = self.between(from, to);
         let (a, b) = (host_bridge(graph, from), host_bridge(graph, to));
@@ -216,6 +219,9 @@ impl Paths {
         let chip = || path.links.iter().any(|&l| graph.links[l].kind == LinkKind::C2c);
         if path.class == PathClass::Phb && (net(from) || net(to)) && chip() {
             return PathClass::P2c;
+        }
+        if path.class == PathClass::Pix && lower_switch(graph, from) != lower_switch(graph, to) {
+            return PathClass::Pxb;
         }
         match (path.class, a, b) {
             // Ports of one adapter.
@@ -269,6 +275,12 @@ impl Paths {
             PathClass::Pix if path.class == PathClass::Loc => "both are on one network adapter".to_owned(),
             PathClass::Pix if switches.is_empty() => "one PCIe link".to_owned(),
             PathClass::Pix => format!("both hang off the PCIe switch {}", list(&switches)),
+            PathClass::Pxb if path.class == PathClass::Pix => {
+                format!(
+                    "both hang off the PCIe switch {}, by different lower switches of that chip",
+                    list(&switches)
+                )
+            }
             PathClass::Pxb => {
                 format!("through the PCIe switches {}, without touching a CPU", list(&switches))
             }
@@ -321,6 +333,16 @@ impl Paths {
         let links = &self.between(from, to).links;
         links.iter().map(|&l| &graph.links[l]).min_by(|a, b| a.bandwidth.total_cmp(&b.bandwidth))
     }
+}
+
+/// The lower switch of one chip that a device or a port's adapter is behind.
+fn lower_switch(graph: &Graph, node: NodeId) -> Option<&BusId> {
+    let adapter = || graph.out[node].iter().map(|&l| &graph.links[l]).find(|l| l.kind == LinkKind::Net);
+    let at = match graph.nodes[node].kind {
+        NodeKind::Net { .. } => adapter().map_or(node, |l| l.to),
+        _ => node,
+    };
+    graph.nodes[at].lower_switch.as_ref()
 }
 
 fn host_bridge(graph: &Graph, node: NodeId) -> Option<&str> {

@@ -101,7 +101,7 @@ const MEASURED: &str = "A file of measured links (TOML), which win over all tabl
 /// Where the machine's description comes from.
 #[derive(Debug, ClapArgs)]
 pub struct From {
-    /// A file, or a machine of the library; this machine if not given
+    /// A file (`-` is standard input), or a machine of the library; this machine if not given
     #[arg(long, value_name = "FILE|NAME")]
     from: Option<String>,
     /// A file of measured links (TOML), which win over all tables
@@ -141,6 +141,9 @@ impl From {
 /// A file if there is one of that name, else a machine of the library.
 fn named(from: &str) -> Result<System> {
     let path = Path::new(from);
+    if from == "-" {
+        return providers::read_file(path).map_err(|e| e.in_file("standard input"));
+    }
     if path.exists() || from.contains(['/', '.']) {
         return providers::read_file(path).map_err(|e| e.in_file(from));
     }
@@ -157,6 +160,13 @@ struct Machine {
     system: System,
     graph: Graph,
     paths: Paths,
+}
+
+/// Says on standard error what results rest on a guess.
+fn warn_of_guesses(system: &System) {
+    for guess in system.guesses() {
+        eprintln!("warning: {}", printable(guess));
+    }
 }
 
 #[derive(Debug, ClapArgs)]

@@ -60,6 +60,7 @@ pub(super) fn run(a: &PathsArgs) -> Result<()> {
                 .into(),
         ));
     }
+    super::warn_of_guesses(&m.system);
     let rows: Vec<Row> = pairs.iter().map(|&(x, y)| row(&m, x, y)).collect();
     if let Some(path) = &a.json {
         return put_json(path, &rows);

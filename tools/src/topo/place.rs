@@ -90,6 +90,7 @@ pub(super) fn run(a: &PlaceArgs) -> Result<()> {
     };
     let mesh = Mesh::parse(&a.mesh, cluster.ranks())?;
     let placed = place(&cluster, &mesh, &model)?;
+    cluster.kinds.iter().for_each(|kind| super::warn_of_guesses(&kind.system));
     match &a.json {
         Some(path) => put_json(path, &json(&cluster, &placed)),
         None => put(None, &text(&cluster, &mesh, &model, &placed, a.ranks)),

@@ -65,6 +65,7 @@ pub(super) fn run(a: &SearchArgs) -> Result<()> {
                 .into(),
         ));
     }
+    super::warn_of_guesses(&m.system);
     let settings = Settings {
         several_hosts: a.several_hosts,
         cross_nic: a.cross_nic,

@@ -110,7 +110,7 @@ fn numa(m: &Machine, n: usize, out: &mut String) {
             _ => vendor,
         });
     }
-    if let Some(cpus) = numa.affinity.as_deref().and_then(cores) {
+    if let Some(cpus) = numa.affinity.as_deref().and_then(threads) {
         facts.push(cpus);
     }
     if let Some(memory) = numa.memory {
@@ -241,8 +241,8 @@ fn port(p: &Port) -> String {
     printable(&format!("{name}  {}", facts.join(", "))).into_owned()
 }
 
-/// `ff,ffffffff` to `40 cores: 0-39`.
-fn cores(map: &str) -> Option<String> {
+/// `ff,ffffffff` to `40 hardware threads (0-39)`: what the kernel numbers as CPUs.
+fn threads(map: &str) -> Option<String> {
     let mut list = Vec::new();
     let words: Vec<&str> = map.split(',').collect();
     for (i, word) in words.iter().rev().enumerate() {
@@ -259,7 +259,7 @@ fn cores(map: &str) -> Option<String> {
     }
     let text: Vec<String> =
         ranges.iter().map(|&(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
-    let what = if list.len() == 1 { "core" } else { "cores" };
+    let what = if list.len() == 1 { "hardware thread" } else { "hardware threads" };
     (!list.is_empty()).then(|| format!("{} {what} ({})", list.len(), text.join(",")))
 }
 
@@ -372,11 +372,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_of_cores() {
-        assert_eq!(cores("3").as_deref(), Some("2 cores (0-1)"));
-        assert_eq!(cores("00000001,80000001").as_deref(), Some("3 cores (0,31-32)"));
-        assert_eq!(cores("1,,0").as_deref(), Some("1 core (64)"));
-        assert_eq!(cores("0"), None);
-        assert_eq!(cores("x"), None);
+    fn maps_of_threads() {
+        assert_eq!(threads("3").as_deref(), Some("2 hardware threads (0-1)"));
+        assert_eq!(threads("00000001,80000001").as_deref(), Some("3 hardware threads (0,31-32)"));
+        assert_eq!(threads("1,,0").as_deref(), Some("1 hardware thread (64)"));
+        assert_eq!(threads("0"), None);
+        assert_eq!(threads("x"), None);
     }
 }

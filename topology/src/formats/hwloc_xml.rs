@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use super::xml::{Document, Element};
 use crate::model::constants::MAX_GBPS;
-use crate::model::{BusId, ClassKind, Device, Gpu, Nic, Numa, NvLink, Parent, Port, System, class_kind};
+use crate::model::{
+    BusId, ClassKind, Device, Gpu, Nic, Numa, NvLink, Parent, Part, Port, System, class_kind,
+};
 use crate::{Error, Result};
 
 const FORMAT: &str = "hwloc XML";
@@ -28,6 +30,7 @@ pub fn read(text: &str) -> Result<System> {
         of_numa: HashMap::new(),
         by_gp: HashMap::new(),
         packages: Vec::new(),
+        offsets: Vec::new(),
     };
     for object in root.all("object") {
         r.numas(object, &Cpu::default())?;
@@ -43,19 +46,26 @@ pub fn read(text: &str) -> Result<System> {
     for distances in root.all("distances2hetero").chain(root.all("distances2")) {
         r.distances(distances)?;
     }
-    let mut system = r.system;
+    let (mut system, offsets) = (r.system, r.offsets);
     separate_hosts(&mut system);
     number_ports(&mut system);
     super::assume_gpus(&mut system, "hwloc-xml");
+    note_silent_gpus(&mut system);
     super::note_link_speeds(&mut system, "hwloc-xml");
-    system.validate()?;
+    super::note_missing_nvlinks(&mut system, "hwloc-xml");
+    system.check().map_err(|fault| {
+        document.fault(fault, |part| match part {
+            Part::Device(i) => offsets.get(i).copied(),
+            Part::System | Part::Numa(_) => None,
+        })
+    })?;
     Ok(system)
 }
 
 /// Files that gather several hosts in one tree repeat addresses; each repetition gets a PCI domain of its own.
 fn separate_hosts(system: &mut System) {
     let mut times: HashMap<BusId, u32> = HashMap::new();
-    let mut repeated = None;
+    let (mut repeated, mut count) = (None, 0);
     for d in &mut system.devices {
         let n = times.entry(d.bus.clone()).or_insert(0);
         *n += 1;
@@ -63,14 +73,36 @@ fn separate_hosts(system: &mut System) {
             let tail = d.bus.as_str().split_once(':').map_or("00:00.0", |(_, t)| t).to_owned();
             let fresh = BusId::parse(&format!("{:08x}:{tail}", 0x1000_0000 * u64::from((*n).min(15))));
             repeated.get_or_insert(d.bus.clone());
+            count += 1;
             d.bus = fresh.unwrap_or_else(|_| d.bus.clone());
         }
     }
     if let Some(bus) = repeated {
+        // One host may show a few devices twice; where hosts were gathered, most addresses come again.
+        let what = match count * 3 >= system.devices.len() {
+            true => format!(
+                "{count} addresses such as {bus} occur more than once: the file holds several hosts as one"
+            ),
+            false if count == 1 => format!("the address {bus} occurs twice, which no host has"),
+            false => format!("{count} addresses such as {bus} occur more than once, which no host has"),
+        };
+        system.finding("hwloc-xml", format!("{what}; the later ones got PCI domains from 20000000 on"));
+    }
+}
+
+/// hwloc knows a GPU by the CUDA, NVML, ROCm or Level Zero device on it; accelerators without one are left out.
+fn note_silent_gpus(system: &mut System) {
+    let silent = |d: &&Device| d.gpu.is_none() && super::computes(d.class);
+    let buses: Vec<String> = system.devices.iter().filter(silent).map(|d| d.bus.to_string()).collect();
+    if !buses.is_empty() {
         system.finding(
             "hwloc-xml",
-            format!("addresses such as {bus} occur more than once: the file holds several hosts as one; the later \
-                     ones got PCI domains from 20000000 on"),
+            format!(
+                "{} more of accelerator class without a CUDA, NVML, ROCm or Level Zero device, so not counted as \
+                 GPUs: {}",
+                buses.len(),
+                super::some_of(&buses)
+            ),
         );
     }
 }
@@ -119,6 +151,8 @@ struct Reader<'a> {
     of_numa: HashMap<i32, usize>,
     by_gp: HashMap<String, Thing>,
     packages: Vec<Cpu>,
+    /// Where each device stands in the text.
+    offsets: Vec<usize>,
 }
 
 fn info<'e>(e: &'e Element, name: &str) -> Option<&'e str> {
@@ -228,7 +262,9 @@ impl Reader<'_> {
         let class = class.filter(|&c| c <= 0xffff).ok_or_else(|| {
             self.document.at(e, format!("pci_type `{kind}` of {bus} does not start with a PCI class"))
         })?;
-        let mut d = Device::new(place.parent, bus, class << 8);
+        // A broken NVSwitch reads class 0; hwloc knows it by its product all the same.
+        let switch = e.get("subtype") == Some("NVSwitch");
+        let mut d = Device::new(place.parent, bus, if switch { 0x068000 } else { class << 8 });
         d.host_bridge.clone_from(&place.host_bridge);
         let ids: Vec<u16> = kind
             .split(['[', ']', ':', ' '])
@@ -248,6 +284,7 @@ impl Reader<'_> {
             d.link_width = Some(width);
         }
         self.system.devices.push(d);
+        self.offsets.push(e.offset);
         Ok(self.system.devices.len() - 1)
     }
 
@@ -403,6 +440,51 @@ mod tests {
         assert_eq!(link_from_raw(7.876923), Some(("8.0 GT/s PCIe", 8)));
         assert_eq!(link_from_raw(0.25), Some(("2.5 GT/s PCIe", 1)));
         assert_eq!(link_from_raw(0.0), None);
+    }
+
+    /// A file of PCI devices: class, what else stands in the tag, what stands below it.
+    fn read_devices(devices: &[(&str, &str, &str)]) -> System {
+        let device = |(i, (class, more, below)): (usize, &(&str, &str, &str))| {
+            let bus = if more.contains("pci_busid") {
+                String::new()
+            } else {
+                format!("pci_busid='0000:0{i}:00.0'")
+            };
+            format!(
+                "<object type='PCIDev' gp_index='{i}' {bus} {more} pci_type='{class} [10de:1094] [0000:0000] a1' pci_link_speed='0.0'>{below}</object>"
+            )
+        };
+        let devices: String = devices.iter().enumerate().map(device).collect();
+        read(&format!(
+            "<topology version='2.0'><object type='Machine' os_index='0'><object type='NUMANode' os_index='0' \
+             nodeset='0x1'/>{devices}</object></topology>"
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_is_no_gpu_here_is_said_and_consoles_do_not_count() {
+        let cuda = "<object type='OSDev' name='cuda0' osdev_type='5'/>";
+        let system = read_devices(&[("0302", "", cuda), ("0302", "", ""), ("0300", "", "")]);
+        let text: Vec<&str> = system.findings.iter().map(|f| f.message.as_str()).collect();
+        assert!(text.iter().any(|t| t.contains("not counted as GPUs: 0000:01:00.0")), "{text:?}");
+        let speeds = text.iter().find(|t| t.contains("PCIe link")).unwrap();
+        assert!(speeds.starts_with("2 of 2 GPUs") && !speeds.contains("virtual"), "{speeds}");
+    }
+
+    #[test]
+    fn one_address_twice_is_not_several_hosts() {
+        let again = "pci_busid='0000:00:00.0'";
+        let few = read_devices(&[("0200", "", ""), ("0200", again, ""), ("0200", "", ""), ("0200", "", "")]);
+        assert!(few.findings[0].message.starts_with("the address 0000:00:00.0 occurs twice"), "{few:?}");
+        let all = read_devices(&[("0200", "", ""), ("0200", again, "")]);
+        assert!(all.findings[0].message.contains("several hosts as one"), "{all:?}");
+    }
+
+    #[test]
+    fn a_broken_nvswitch_is_one_all_the_same() {
+        let system = read_devices(&[("0000", "subtype='NVSwitch'", "")]);
+        assert_eq!(crate::formats::kind_name(&system.devices[0]), "NVSwitch");
     }
 
     #[test]

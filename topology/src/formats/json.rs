@@ -1,5 +1,6 @@
 //! This crate's own JSON: the system without loss, and beside it what was derived, for programs that only read.
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::xml::Document;
@@ -34,10 +35,18 @@ struct PathRow<'a> {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Read {
-    format: String,
-    version: u32,
+    #[serde(rename = "format")]
+    _format: IgnoredAny,
+    #[serde(rename = "version")]
+    _version: IgnoredAny,
     system: System,
+    /// What was derived is derived again.
+    #[serde(default, rename = "graph")]
+    _graph: IgnoredAny,
+    #[serde(default, rename = "paths")]
+    _paths: IgnoredAny,
 }
 
 /// Writes a system with its nodes, links, and the paths between GPUs and network ports.
@@ -70,10 +79,17 @@ pub fn read(text: &str) -> Result<System> {
     if text.len() > super::xml::MAX_BYTES {
         return Err(document.error(0, "the file is longer than 16 MiB"));
     }
-    if let Ok(value) = serde_json::from_str::<serde_json::Value>(text)
-        && value.get("format").is_none()
-    {
-        return Err(Error::WrongFormat(foreign(&value)));
+    // What is no JSON at all fails below, with its place.
+    if let Ok(value) = serde_json::from_str::<serde_json::Value>(text) {
+        let Some(format) = value.get("format") else { return Err(Error::WrongFormat(foreign(&value))) };
+        let version = value.get("version").unwrap_or(&serde_json::Value::Null);
+        if format.as_str() != Some("nd-topology") || version.as_u64() != Some(1) {
+            return Err(Error::WrongFormat(format!(
+                "format `{}` version {} is not known; this program writes `nd-topology` version 1",
+                format.as_str().map_or_else(|| clip(format), |s| s.chars().take(40).collect()),
+                clip(version)
+            )));
+        }
     }
     let read: Read = serde_json::from_str(text).map_err(|e| Error::Parse {
         format: FORMAT,
@@ -81,14 +97,12 @@ pub fn read(text: &str) -> Result<System> {
         column: e.column(),
         message: e.to_string(),
     })?;
-    if read.format != "nd-topology" || read.version != 1 {
-        return Err(Error::WrongFormat(format!(
-            "format `{}` version {} is not known; this program writes `nd-topology` version 1",
-            read.format, read.version
-        )));
-    }
     read.system.validate()?;
     Ok(read.system)
+}
+
+fn clip(value: &serde_json::Value) -> String {
+    value.to_string().chars().take(40).collect()
 }
 
 /// What JSON that holds no machine looks like.
@@ -122,6 +136,20 @@ mod tests {
         assert!(error("{\"a\": 1}").contains("JSON of another program"));
         assert!(error("{\"ring\": {}, \"tree\": {}}").contains("nd-topo search --json"));
         assert!(error("{\"format\": \"x\", \"version\": 1").contains("line 1"));
+    }
+
+    #[test]
+    fn versions_and_keys_that_are_not_known_are_named() {
+        let error = |text: &str| read_any(text).unwrap_err().to_string();
+        let version = error("{\"format\": \"nd-topology\", \"version\": 99}");
+        assert!(version.contains("version 99 is not known"), "{version}");
+        assert!(error("{\"format\": \"x\"}").contains("format `x` version null is not known"));
+        let key = error(
+            "{\"format\": \"nd-topology\", \"version\": 1, \"systems\": 1, \"system\": {\"numas\": [{\"id\": 0}]}}",
+        );
+        assert!(key.contains("systems") && key.contains("line 1"), "{key}");
+        let fine = "{\"format\": \"nd-topology\", \"version\": 1, \"paths\": [], \"system\": {\"numas\": [{\"id\": 0}]}}";
+        assert!(read_any(fine).is_ok());
     }
 
     #[test]

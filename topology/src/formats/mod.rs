@@ -12,12 +12,13 @@ pub mod xml;
 
 pub use detect::{Format, guess, read_any};
 
-use crate::model::{ClassKind, Gpu, Parent, System, class_kind};
+use crate::model::{ClassKind, Gpu, Guess, Parent, System, class_kind};
 
 /// Says which link speeds cannot be true: nothing readable, or 2.5 GT/s over one lane, as virtual machines show them.
 pub(crate) fn note_link_speeds(system: &mut System, source: &str) {
+    // A VGA controller is a console.
     let matters = |d: &&crate::model::Device| {
-        matches!(class_kind(d.class), ClassKind::Gpu | ClassKind::Nic) || d.gpu.is_some()
+        d.gpu.is_some() || computes(d.class) || class_kind(d.class) == ClassKind::Nic
     };
     let all = system.devices.iter().filter(matters).count();
     let doubtful: Vec<String> = system
@@ -41,22 +42,71 @@ pub(crate) fn note_link_speeds(system: &mut System, source: &str) {
             (speed, width) => format!("{speed} x{width}"),
         }
     });
-    system.finding(
+    let lies = example.is_some_and(|d| d.link_speed.as_deref().is_some_and(|s| !s.trim().is_empty()));
+    let (what, why) = match lies {
+        true => ("show a PCIe link that is no real one", ", as virtual machines do"),
+        false => ("state no PCIe link", ""),
+    };
+    system.guess(
         source,
+        Guess::LinkSpeeds,
         format!(
-            "{} of {all} GPUs and NICs show a PCIe link that is no real one ({reads}: {shown}{more}), as virtual \
-             machines do; their GB/s are a guess until a measured file or a topology file says better",
+            "{} of {all} GPUs and NICs {what} ({reads}: {shown}{more}){why}; each \
+             counts as 3.0 x16, a guess until a measured file or a topology file says better",
             doubtful.len()
         ),
     );
+}
+
+/// Compute capabilities of GPUs that are linked by NVLink, but for the PCIe cards among them (NVIDIA's datasheets of
+/// P100, V100, A100, H100 and H200, B200 and B300).
+const NVLINK_SM: [i32; 6] = [60, 70, 80, 90, 100, 103];
+
+/// PCI ids of cards of those generations that plug into PCIe and need a bridge for NVLink, or have none (The PCI ID
+/// Repository: P100 PCIe, V100 PCIe, A100 PCIe, A30, H100 PCIe and NVL, H200 NVL).
+fn is_pcie_card(ids: Option<[u16; 4]>) -> bool {
+    let cards = [0x15f7, 0x15f8, 0x1db4, 0x1db6, 0x20b5, 0x20b7, 0x20f1, 0x2321, 0x2331, 0x233b];
+    matches!(ids, Some([0x10de, device, ..]) if cards.contains(&device))
+}
+
+/// Says where no GPU has an NVLink though its generation is linked by them: a file that leaves them out, as virtual
+/// machines' do, looks like one of PCIe cards.
+pub(crate) fn note_missing_nvlinks(system: &mut System, source: &str) {
+    let linked = system.gpus().any(|(_, _, g)| !g.nvlinks.is_empty());
+    let should = |d: &crate::model::Device, g: &Gpu| {
+        g.gcn.is_none() && NVLINK_SM.contains(&g.sm) && !is_pcie_card(d.ids)
+    };
+    let n = system.gpus().filter(|(_, d, g)| should(d, g)).count();
+    if !linked && n > 1 {
+        system.guess(
+            source,
+            Guess::NvLinks,
+            format!(
+                "no NVLink of the {n} GPUs is described, and their generation has them unless they are PCIe cards: \
+                 NVLinks unknown, so PCIe only"
+            ),
+        );
+    }
+}
+
+/// The first few of a list.
+pub(crate) fn some_of(names: &[String]) -> String {
+    let shown = names.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > 3 { format!("{shown} and {} more", names.len() - 3) } else { shown }
+}
+
+/// VGA controllers (0x030000) are consoles; 3D controllers (0x0302) and accelerators compute.
+pub(crate) fn computes(class: u32) -> bool {
+    class >> 8 == 0x0302 || class >> 16 == 0x12
 }
 
 /// Some clouds' files link GPUs to themselves, where the peer is hidden.
 pub(crate) fn note_self_links(system: &mut System, source: &str) {
     let n = system.gpus().filter(|(_, d, g)| g.nvlinks.iter().any(|l| l.target == d.bus)).count();
     if n > 0 {
-        system.finding(
+        system.guess(
             source,
+            Guess::NvLinks,
             format!("{n} GPUs list NVLinks to themselves: their peers are hidden, and no path uses them"),
         );
     }
@@ -75,17 +125,15 @@ pub(crate) fn assume_gpus(system: &mut System, source: &str) {
         .collect();
     let mut dev = 0;
     for i in 0..system.devices.len() {
-        // VGA controllers (0x030000) are consoles; 3D controllers (0x0302) and accelerators compute.
-        let class = system.devices[i].class;
-        let computes = class >> 8 == 0x0302 || class >> 16 == 0x12;
-        if computes && !parents.contains(&i) {
+        if computes(system.devices[i].class) && !parents.contains(&i) {
             system.devices[i].gpu = Some(Gpu { dev, assumed: true, ..Gpu::default() });
             dev += 1;
         }
     }
     if dev > 0 {
-        system.finding(
+        system.guess(
             source,
+            Guess::NvLinks,
             format!(
                 "no GPU is described; {dev} PCI devices of class 0x0302 or 0x12 are taken for GPUs, in order, and \
                  their NVLinks are not known"

@@ -1,9 +1,11 @@
 //! NCCL's topology XML: any well-formed file is read, RCCL's dialect too; the strict form that NCCL itself can read
 //! is written. What is not interpreted is kept, so that a file read and written means the same.
 
+use std::collections::BTreeMap;
+
 use super::xml::{Document, Element, Writer};
 use crate::Result;
-use crate::model::{Attributes, BusId, C2c, Device, Gpu, Nic, Numa, NvLink, Parent, Port, System};
+use crate::model::{Attributes, BusId, C2c, Device, Gpu, Nic, Numa, NvLink, Parent, Part, Port, System};
 
 const FORMAT: &str = "NCCL topology XML";
 
@@ -21,15 +23,57 @@ pub fn read(text: &str) -> Result<System> {
     if root.name != "system" {
         return Err(super::detect::wrong_format("NCCL topology XML (<system>)", text));
     }
-    let mut r = Reader { document, system: System::default() };
+    let mut r =
+        Reader { document, system: System::default(), numas: vec![], devices: vec![], speedless: vec![] };
     r.system(&root)?;
-    let mut system = r.system;
+    let Reader { mut system, numas, devices, speedless, .. } = r;
+    system.check().map_err(|fault| {
+        document.fault(fault, |part| match part {
+            Part::System => None,
+            Part::Numa(i) => numas.get(i).copied(),
+            Part::Device(i) => devices.get(i).copied(),
+        })
+    })?;
+    if !speedless.is_empty() {
+        system.finding(
+            "nccl-xml",
+            format!(
+                "the speed of {} is -1, which is what a driver says that does not know it; 10 Gb/s is assumed",
+                super::some_of(&speedless)
+            ),
+        );
+    }
+    note_shared_ports(&mut system);
     super::note_link_speeds(&mut system, "nccl-xml");
     super::note_self_links(&mut system, "nccl-xml");
+    super::note_missing_nvlinks(&mut system, "nccl-xml");
     note_hosts(&mut system);
     super::assume_gpus(&mut system, "nccl-xml");
-    system.validate()?;
     Ok(system)
+}
+
+/// Files name a virtual port once below every NUMA node that reaches it.
+fn note_shared_ports(system: &mut System) {
+    let hosts = system.hosts();
+    let mut places: BTreeMap<(usize, i32), Vec<(usize, String)>> = BTreeMap::new();
+    for (i, numa) in system.numas.iter().enumerate() {
+        for port in numa.nics.iter().flat_map(|n| &n.ports) {
+            let Some(dev) = port.dev else { continue };
+            places.entry((hosts[i], dev)).or_default().push((i, port.name.clone()));
+        }
+    }
+    for ((_, dev), all) in places.into_iter().filter(|(_, all)| all.len() > 1) {
+        let numas: Vec<String> = all.iter().map(|(n, _)| format!("NUMA{}", system.numas[*n].id)).collect();
+        system.finding(
+            "nccl-xml",
+            format!(
+                "port {} stands below {} with the same number (dev {dev}): it is one port, used and counted once, \
+                 from the first of them",
+                all[0].1,
+                numas.join(" and ")
+            ),
+        );
+    }
 }
 
 /// NCCL fuses the files of hosts that share NVSwitches, each with its own `host_hash`.
@@ -50,6 +94,11 @@ fn note_hosts(system: &mut System) {
 struct Reader<'a> {
     document: Document<'a>,
     system: System,
+    /// Where each NUMA node stands in the text, and each device.
+    numas: Vec<usize>,
+    devices: Vec<usize>,
+    /// Ports whose speed is stated as -1.
+    speedless: Vec<String>,
 }
 
 impl Reader<'_> {
@@ -87,6 +136,7 @@ impl Reader<'_> {
             extra: rest(e, &["numaid", "arch", "vendor", "familyid", "modelid", "affinity", "host_hash"]),
         };
         self.system.numas.push(numa);
+        self.numas.push(e.offset);
         let at = Parent::Numa(self.system.numas.len() - 1);
         for pci in e.all("pci") {
             self.pci(pci, at)?;
@@ -156,6 +206,7 @@ impl Reader<'_> {
             ],
         );
         self.system.devices.push(d);
+        self.devices.push(e.offset);
         let at = Parent::Device(self.system.devices.len() - 1);
         for below in e.all("pci") {
             self.pci(below, at)?;
@@ -209,15 +260,18 @@ impl Reader<'_> {
         })
     }
 
-    fn nic(&self, e: &Element) -> Result<Nic> {
+    fn nic(&mut self, e: &Element) -> Result<Nic> {
         let ports = e.all("net").map(|n| self.port(n)).collect::<Result<_>>()?;
         Ok(Nic { ports, extra: rest(e, &[]) })
     }
 
-    fn port(&self, e: &Element) -> Result<Port> {
+    fn port(&mut self, e: &Element) -> Result<Port> {
         let name = e.get("name").unwrap_or_default().to_owned();
         let speed = self.float(e, "speed")?;
         // -1 is what the kernel says of a link without a speed.
+        if speed == Some(-1.0) {
+            self.speedless.push(name.clone());
+        }
         let speed = speed.map(|s| if s == -1.0 { 0.0 } else { s });
         if let Some(s) = speed.filter(|&s| s < 0.0) {
             return Err(self.document.at(e, format!("port {name} has speed {s} Mb/s; a speed is positive")));
@@ -254,8 +308,20 @@ impl Reader<'_> {
             Some(digits) => i64::from_str_radix(digits, 16).ok(),
             None => text.parse().ok(),
         };
+        let digits = text.trim_start_matches(['-', '+']);
+        let long = value.is_none() && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
         match value.filter(|v| i32::try_from(*v).is_ok()) {
             Some(v) => Ok(Some(v)),
+            None if value.is_some() || long => Err(self.document.at(
+                e,
+                format!(
+                    "<{} {key}=\"{}\"> is out of range; it is from {} to {}",
+                    e.name,
+                    clip(text),
+                    i32::MIN,
+                    i32::MAX
+                ),
+            )),
             None => Err(self
                 .document
                 .at(e, format!("<{} {key}=\"{}\"> is not a whole number", e.name, clip(text)))),
@@ -302,7 +368,9 @@ pub fn write(system: &System) -> String {
     let mut w = Writer::default();
     let mut attributes: Attributes = system.extra.clone();
     if !attributes.iter().any(|(k, _)| k == "version") {
-        attributes.insert(0, pair("version", "1"));
+        // RCCL writes its dialect (gfx targets, xGMI) as version 2.
+        let rccl = system.gpus().any(|(_, _, g)| g.gcn.is_some() || g.nvlinks.iter().any(|l| l.xgmi));
+        attributes.insert(0, pair("version", if rccl { "2" } else { "1" }));
     }
     if !system.name.is_empty() {
         attributes.push(pair("name", &system.name));
@@ -457,3 +525,6 @@ fn write_nic(w: &mut Writer, nic: &Nic) {
         }),
     );
 }
+
+#[cfg(test)]
+mod tests;

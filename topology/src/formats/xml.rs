@@ -5,8 +5,10 @@
 //! below. Memory is bounded by the input's length times a small factor.
 
 use quick_xml::Reader;
+use quick_xml::escape::EscapeError;
 use quick_xml::events::{BytesStart, Event};
 
+use crate::model::{Fault, Part};
 use crate::{Error, Result};
 
 /// The longest text that is looked at, in bytes.
@@ -72,6 +74,20 @@ impl Document<'_> {
     /// An error at an element.
     pub fn at(&self, element: &Element, message: impl Into<String>) -> Error {
         self.error(element.offset, message)
+    }
+
+    /// An error in a part of the system that was read, whose place the reader knows by its offset; with the line of
+    /// the part that it clashes with.
+    pub(crate) fn fault(&self, fault: Fault, offset: impl Fn(Part) -> Option<usize>) -> Error {
+        let at = offset(fault.part).unwrap_or(0);
+        let message = match fault.first.and_then(offset) {
+            Some(first) => {
+                let line = self.text.bytes().take(first).filter(|&b| b == b'\n').count() + 1;
+                format!("{} (the first is in line {line})", fault.message)
+            }
+            None => fault.message,
+        };
+        self.error(at, message)
     }
 
     /// The outermost element.
@@ -186,7 +202,7 @@ impl Document<'_> {
             let key = String::from_utf8_lossy(attribute.key.as_ref()).into_owned();
             let value = attribute
                 .unescape_value()
-                .map_err(|e| self.error(offset, format!("<{name} {key}>: {e}; entities are not expanded")))?;
+                .map_err(|e| self.error(offset, format!("<{name} {key}>: {}", entity(&e))))?;
             if let Some(c) = value.chars().find(|&c| !legal(c)) {
                 return Err(self.error(
                     offset,
@@ -202,6 +218,20 @@ impl Document<'_> {
             attributes.push((key, value.into_owned()));
         }
         Ok(Element { name, attributes, offset, ..Element::default() })
+    }
+}
+
+/// What is wrong with a reference in a value.
+fn entity(e: &quick_xml::Error) -> String {
+    match e {
+        quick_xml::Error::Escape(EscapeError::UnrecognizedEntity(_, name)) => {
+            let name: String = name.chars().take(40).collect();
+            format!("entity &{name}; is not expanded; only the five of XML are")
+        }
+        quick_xml::Error::Escape(EscapeError::UnterminatedEntity(_)) => {
+            "an & without its ; (a plain & is written &amp;)".to_owned()
+        }
+        other => other.to_string(),
     }
 }
 
@@ -301,6 +331,10 @@ mod tests {
         assert!(error.contains("line 2") && error.contains("entit"), "{error}");
         let error = parse("<s>\n  &c;</s>").unwrap_err().to_string();
         assert!(error.contains("line 2, column 3"), "{error}");
+        let error = parse("<s x='a&b'/>").unwrap_err().to_string();
+        assert!(error.contains("<s x>: an & without its ;"), "{error}");
+        let error = parse("<s x='&c;'/>").unwrap_err().to_string();
+        assert!(error.contains("<s x>: entity &c; is not expanded") && !error.contains(".."), "{error}");
     }
 
     #[test]

@@ -73,7 +73,15 @@ impl Builder<'_> {
         // Every node of a fused file says which host it is of.
         let fused = numa.filter(|_| self.hosts.iter().any(|&h| h > 0));
         let name = fused.map_or(name.clone(), |numa| format!("{name}@host{}", self.hosts[numa]));
-        self.g.nodes.push(Node { kind, name, bus, numa, device: None, host_bridge: None });
+        self.g.nodes.push(Node {
+            kind,
+            name,
+            bus,
+            numa,
+            device: None,
+            host_bridge: None,
+            lower_switch: None,
+        });
         self.g.out.push(Vec::new());
         self.g.nodes.len() - 1
     }

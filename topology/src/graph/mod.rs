@@ -84,6 +84,9 @@ pub struct Node {
     /// PCI host bridge, where known.
     #[serde(skip)]
     pub host_bridge: Option<String>,
+    /// The lower switch that the system has it behind, where that is one chip with the upper one and no node.
+    #[serde(skip)]
+    pub lower_switch: Option<BusId>,
 }
 
 /// What a link is made of. The order is NCCL's, best first.

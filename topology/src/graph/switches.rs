@@ -37,6 +37,7 @@ impl Builder<'_> {
                     if far == top {
                         continue;
                     }
+                    self.g.nodes[far].lower_switch = self.g.nodes[sub].bus.clone();
                     self.g.links[l].from = top;
                     self.g.out[top].push(l);
                     for back in self.g.out[far].clone() {

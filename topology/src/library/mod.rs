@@ -12,6 +12,7 @@
 //! [[switch]]                 # PCIe switches, called sw0, sw1, … in order
 //! on = ["numa0.0", "numa1"]  # one switch for each entry; numa0.1 is the second PCIe host bridge of NUMA node 0
 //! link = "5.0 x16"           # PCIe generation and lanes toward the CPU
+//! ids = [0x1000, 0xc010, 0x1000, 0xa096]  # may be left out: vendor, device, and those of the subsystem
 //!
 //! [gpu]
 //! product = "H100"
@@ -32,7 +33,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::formats::detect::{TomlKind, expect_toml};
-use crate::model::{BusId, C2c, Device, Gpu, Nic, Numa, NvLink, Parent, Port, System};
+use crate::model::{BusId, C2c, Device, Gpu, MAX_DEVICES, Nic, Numa, NvLink, Parent, Port, System};
 use crate::{Error, Result};
 
 macro_rules! machines {
@@ -124,6 +125,7 @@ fn x86() -> String {
 struct Switch {
     on: Vec<String>,
     link: String,
+    ids: Option<[u16; 4]>,
 }
 
 #[derive(Deserialize)]
@@ -200,8 +202,8 @@ fn link(text: &str) -> Result<(String, u32)> {
 struct Builder<'a> {
     file: &'a File,
     system: System,
-    /// For each switch where it hangs, then its device.
-    switches: Vec<(String, String, Option<usize>)>,
+    /// For each switch where it hangs, its table, then its device.
+    switches: Vec<(String, usize, Option<usize>)>,
     next: BTreeMap<usize, u32>,
 }
 
@@ -215,6 +217,13 @@ impl Builder<'_> {
                 file.cpu.numas
             )));
         }
+        let places = file.switch.iter().map(|t| &t.on).chain(file.gpu.iter().map(|t| &t.on));
+        let devices: usize = places.chain(file.nic.iter().map(|t| &t.on)).map(Vec::len).sum();
+        if devices > MAX_DEVICES {
+            return Err(Error::invalid(format!(
+                "{devices} switches, GPUs and NICs in one host; at most {MAX_DEVICES} are looked at"
+            )));
+        }
         for id in 0..file.cpu.numas {
             self.system.numas.push(Numa {
                 id: id as i32,
@@ -225,9 +234,9 @@ impl Builder<'_> {
                 ..Numa::default()
             });
         }
-        for table in &file.switch {
+        for (t, table) in file.switch.iter().enumerate() {
             for on in &table.on {
-                self.switches.push((on.clone(), table.link.clone(), None));
+                self.switches.push((on.clone(), t, None));
             }
         }
         for s in 0..self.switches.len() {
@@ -268,7 +277,7 @@ impl Builder<'_> {
     }
 
     fn switch(&mut self, s: usize, depth: usize) -> Result<usize> {
-        let (on, text, made) = self.switches[s].clone();
+        let (on, table, made) = self.switches[s].clone();
         if let Some(at) = made {
             return Ok(at);
         }
@@ -278,7 +287,9 @@ impl Builder<'_> {
             )));
         }
         let parent = self.parent(&on, depth)?;
-        let at = self.device(parent, 0x060400, &text)?;
+        let table = &self.file.switch[table];
+        let at = self.device(parent, 0x060400, &table.link)?;
+        self.system.devices[at].ids = table.ids;
         self.switches[s].2 = Some(at);
         Ok(at)
     }
@@ -331,7 +342,23 @@ impl Builder<'_> {
             self.system.devices[at].product = Some(table.product.clone());
             places.push(at);
         }
+        let mut linked = std::collections::HashSet::new();
         for &(a, b, count) in &table.pairs {
+            if a == b {
+                return Err(Error::invalid(format!(
+                    "pairs links GPU {a} with itself; leave [{a}, {b}, {count}] out"
+                )));
+            }
+            if count == 0 {
+                return Err(Error::invalid(format!(
+                    "pairs has no link between GPU {a} and GPU {b}; leave [{a}, {b}, 0] out, or say how many there are"
+                )));
+            }
+            if !linked.insert((a.min(b), a.max(b))) {
+                return Err(Error::invalid(format!(
+                    "pairs names GPU {a} and GPU {b} twice; give each pair once, in either order, with all its links"
+                )));
+            }
             let (Some(&from), Some(&to)) = (places.get(a), places.get(b)) else {
                 return Err(Error::invalid(format!(
                     "pairs links GPU {a} and GPU {b}, and there are GPUs 0 to {}",
@@ -425,6 +452,14 @@ mod tests {
         assert!(machine("dgx-9").unwrap_err().to_string().contains("dgx-a100"));
     }
 
+    /// Eight ports of 200 Gb/s behind switches that are one chip each: every GPU drives a port of its own.
+    #[test]
+    fn a_dgx_a100_fills_all_its_ports() {
+        let graph = Graph::new(&machine("dgx-a100").unwrap()).unwrap();
+        let found = search(&graph, &Settings { several_hosts: true, ..Settings::default() });
+        assert_eq!((found.ring.channels.len(), found.ring.speed_inter), (8, 24.0));
+    }
+
     #[test]
     fn classes_inside_a_dgx() {
         let graph = Graph::new(&machine("dgx-h100").unwrap()).unwrap();
@@ -499,6 +534,15 @@ mod tests {
         assert!(speed.contains("-1"), "{speed}");
         let pair = error("[gpu]\nproduct='x'\non=['numa0']\nlink='4.0 x16'\npairs=[[0,5,1]]");
         assert!(pair.contains("GPU 5"), "{pair}");
+        let pairs = |list: &str| {
+            error(&format!("[gpu]\nproduct='x'\non=['numa0','numa0']\nlink='4.0 x16'\npairs={list}"))
+        };
+        assert!(pairs("[[0,0,1]]").contains("GPU 0 with itself"));
+        assert!(pairs("[[0,1,4],[1,0,4]]").contains("GPU 1 and GPU 0 twice"));
+        assert!(pairs("[[0,1,0]]").contains("no link between GPU 0 and GPU 1"));
+        let on = vec!["'numa0'"; 60_000].join(",");
+        let many = error(&format!("[gpu]\nproduct='x'\non=[{on}]\nlink='4.0 x16'"));
+        assert!(many.contains("60000 switches, GPUs and NICs") && many.contains("at most 4096"), "{many}");
         let typo = error("[gpus]\n");
         assert!(typo.contains("line 4"), "{typo}");
     }

@@ -30,6 +30,11 @@ impl BusId {
         if !(3..=4).contains(&parts.len()) || !parts.iter().all(hex) || parts[0].len() < 4 {
             return Err(bad());
         }
+        if let Some(function) = parts.get(3)
+            && !matches!(function.as_bytes(), [b'0'..=b'7'])
+        {
+            return Err(format!("`{}`: the function, behind the dot, is one digit from 0 to 7", clip(text)));
+        }
         let digits: String = parts.concat();
         let significant = digits.trim_start_matches('0');
         if significant.len() > 16 {
@@ -117,6 +122,15 @@ mod tests {
         assert_ne!(BusId::parse("0000:81:00.0"), BusId::parse("0000:81:00.1"));
         assert!(BusId::parse("fffffff:ffff:ff").unwrap().is_placeholder());
         assert!(BusId::parse("fffffff:ff:ff.0").unwrap().is_placeholder());
+    }
+
+    #[test]
+    fn functions_are_0_to_7() {
+        assert!(BusId::parse("0000:81:00.7").is_ok());
+        for bad in ["0000:81:00.8", "0000:81:00.9", "0000:81:00.f", "0000:81:00.00"] {
+            let error = BusId::parse(bad).unwrap_err();
+            assert!(error.contains(bad) && error.contains("0 to 7"), "{error}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod validate;
 use serde::{Deserialize, Serialize};
 
 pub use bus::BusId;
+pub(crate) use validate::{Fault, Part};
 
 /// Attributes of a file that this crate keeps and does not interpret, in their order.
 pub type Attributes = Vec<(String, String)>;
@@ -55,7 +56,7 @@ pub struct Numa {
     /// CPU model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<i32>,
-    /// Cores as hexadecimal words, highest first, as sysfs' `cpumap` prints them.
+    /// CPUs (hardware threads) as hexadecimal words, highest first, as sysfs' `cpumap` prints them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<String>,
     /// Identity of the host, where files of several hosts are fused.
@@ -272,6 +273,19 @@ pub struct Finding {
     pub source: String,
     /// One sentence.
     pub message: String,
+    /// Set where paths and searches rest on a guess because of it, so that they must say so too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guess: Option<Guess>,
+}
+
+/// What is guessed where a source is silent or not believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Guess {
+    /// Speeds of PCIe links: each counts as PCIe 3.0 x16.
+    LinkSpeeds,
+    /// NVLinks: none are taken to be there.
+    NvLinks,
 }
 
 /// What a PCI class means to this crate.
@@ -307,7 +321,20 @@ pub const MAX_NUMAS: usize = 256;
 impl System {
     /// Adds a finding, once.
     pub fn finding(&mut self, source: &str, message: impl Into<String>) {
-        let finding = Finding { source: source.to_owned(), message: message.into() };
+        self.add(Finding { source: source.to_owned(), message: message.into(), guess: None });
+    }
+
+    /// Adds a finding that makes results a guess, once.
+    pub fn guess(&mut self, source: &str, guess: Guess, message: impl Into<String>) {
+        self.add(Finding { source: source.to_owned(), message: message.into(), guess: Some(guess) });
+    }
+
+    /// The guesses that paths and searches rest on, one sentence each.
+    pub fn guesses(&self) -> impl Iterator<Item = &str> {
+        self.findings.iter().filter(|f| f.guess.is_some()).map(|f| f.message.as_str())
+    }
+
+    fn add(&mut self, finding: Finding) {
         if !self.findings.contains(&finding) {
             self.findings.push(finding);
         }
@@ -381,8 +408,12 @@ impl Device {
         }
     }
 
-    /// GB/s of the link to its parent, by the table of [`constants::pcie_bandwidth`].
+    /// GB/s of the link to its parent, by the table of [`constants::pcie_bandwidth`]; a speed that is not believed
+    /// counts as one that is not known.
     pub fn link_bandwidth(&self) -> f64 {
+        if self.link_is_doubtful() {
+            return constants::pcie_bandwidth("", 0);
+        }
         constants::pcie_bandwidth(self.link_speed.as_deref().unwrap_or(""), self.link_width.unwrap_or(0))
     }
 

@@ -9,106 +9,175 @@ use crate::{Error, Result};
 /// The most links of one bundle.
 const MAX_LINKS: u32 = 1024;
 
+/// The part of a system that something is wrong with, by its index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The whole.
+    System,
+    /// In [`System::numas`], with what belongs to it.
+    Numa(usize),
+    /// In [`System::devices`], with what belongs to it.
+    Device(usize),
+}
+
+/// What is wrong, and where.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    /// The part.
+    pub part: Part,
+    /// The part that it clashes with.
+    pub first: Option<Part>,
+    /// What is wrong with it and what to do.
+    pub message: String,
+}
+
+impl Fault {
+    fn of(part: Part, message: String) -> Fault {
+        Fault { part, first: None, message }
+    }
+
+    fn clash(part: Part, first: Part, message: String) -> Fault {
+        Fault { part, first: Some(first), message }
+    }
+}
+
 impl System {
     /// Checks what no reader can check on its own: parents exist and make a tree, bus ids are unique, speeds are
     /// positive, NVLinks lead somewhere.
     pub fn validate(&self) -> Result<()> {
+        self.check().map_err(|fault| {
+            let count = |part| match part {
+                Part::System => None,
+                Part::Numa(i) | Part::Device(i) => Some(i + 1),
+            };
+            Error::Invalid(match (fault.first.and_then(count), count(fault.part)) {
+                (Some(first), Some(second)) => {
+                    format!("{} (numbers {first} and {second} in order)", fault.message)
+                }
+                _ => fault.message,
+            })
+        })
+    }
+
+    /// The same, with the part that is wrong, for readers that know where in a file it stands.
+    pub(crate) fn check(&self) -> Result<(), Fault> {
+        let whole = |message: String| Err(Fault::of(Part::System, message));
         if self.numas.is_empty() {
-            return Err(Error::invalid(
-                "the system has no NUMA node; even a machine without NUMA has one <cpu>",
-            ));
+            return whole("the system has no NUMA node; even a machine without NUMA has one <cpu>".into());
         }
         if self.devices.len() > MAX_DEVICES {
-            return Err(Error::invalid(format!(
+            return whole(format!(
                 "{} PCI devices in one host; at most {MAX_DEVICES} are looked at",
                 self.devices.len()
-            )));
+            ));
         }
         if self.numas.len() > MAX_NUMAS {
-            return Err(Error::invalid(format!(
+            return whole(format!(
                 "{} NUMA nodes in one host; at most {MAX_NUMAS} are looked at",
                 self.numas.len()
-            )));
+            ));
         }
         let mut numas = HashMap::new();
         for (i, numa) in self.numas.iter().enumerate() {
             if let Some(first) = numas.insert((numa.id, numa.host_hash.as_deref()), i) {
-                return Err(Error::invalid(format!(
-                    "NUMA node {} is described twice (nodes {first} and {i} of the file); give each its own id",
-                    numa.id
-                )));
+                let message = format!("NUMA node {} is described twice; give each its own id", numa.id);
+                return Err(Fault::clash(Part::Numa(i), Part::Numa(first), message));
             }
         }
-        self.validate_tree()?;
+        self.check_tree()?;
         let hosts = self.hosts();
         let host = |device: usize| hosts[self.numa_of(device)];
         let mut seen: HashMap<(usize, &BusId), usize> = HashMap::new();
         for (i, d) in self.devices.iter().enumerate() {
             if let Some(first) = seen.insert((host(i), &d.bus), i) {
-                return Err(Error::invalid(format!(
-                    "bus id {} is used by two devices (number {first} and number {i}); each PCI function has its own",
-                    d.bus
-                )));
+                let message = if self.is_above(first, i) {
+                    format!("the PCI tree has a cycle through {}: a device cannot be above itself", d.bus)
+                } else {
+                    format!("bus id {} is used by two devices; each PCI function has its own", d.bus)
+                };
+                return Err(Fault::clash(Part::Device(i), Part::Device(first), message));
             }
         }
         let mut ranks = HashMap::new();
         let mut devs = HashMap::new();
         for (i, d, gpu) in self.gpus() {
+            let here = |message: String| Err(Fault::of(Part::Device(i), message));
             if gpu.dev < 0 {
-                return Err(Error::invalid(format!(
+                return here(format!(
                     "GPU {} has the number {} (dev); the driver counts from 0",
                     d.bus, gpu.dev
-                )));
+                ));
             }
-            if let Some(other) = devs.insert((host(i), gpu.dev), &d.bus) {
-                return Err(Error::invalid(format!(
+            if let Some(first) = devs.insert((host(i), gpu.dev), i) {
+                let other = &self.devices[first].bus;
+                let message = format!(
                     "GPUs {other} and {} both have the number {} (dev); each has its own",
                     d.bus, gpu.dev
-                )));
+                );
+                return Err(Fault::clash(Part::Device(i), Part::Device(first), message));
             }
             if gpu.sm < 0 {
-                return Err(Error::invalid(format!(
+                return here(format!(
                     "GPU {} has compute capability {} (sm); 90 stands for 9.0, 0 for unknown",
                     d.bus, gpu.sm
-                )));
+                ));
             }
             if let Some(rank) = gpu.rank
-                && let Some(other) = ranks.insert(rank, &d.bus)
+                && let Some(first) = ranks.insert(rank, i)
             {
-                return Err(Error::invalid(format!("GPUs {other} and {} both have rank {rank}", d.bus)));
+                let message = format!("GPUs {} and {} both have rank {rank}", self.devices[first].bus, d.bus);
+                return Err(Fault::clash(Part::Device(i), Part::Device(first), message));
             }
-            self.validate_gpu(d, gpu, |target| seen.contains_key(&(host(i), target)))?;
+            d.check_gpu(gpu, |target| seen.contains_key(&(host(i), target))).or_else(here)?;
         }
-        self.devices.iter().try_for_each(Device::validate_link)?;
-        self.numas.iter().try_for_each(Numa::validate)?;
-        self.ports().try_for_each(|(_, port)| port.validate())
+        for (i, d) in self.devices.iter().enumerate() {
+            let ports = || d.nics.iter().flat_map(|n| &n.ports).try_for_each(Port::check);
+            d.check_link().and_then(|()| ports()).map_err(|m| Fault::of(Part::Device(i), m))?;
+        }
+        for (i, numa) in self.numas.iter().enumerate() {
+            let ports = || numa.nics.iter().flat_map(|n| &n.ports).try_for_each(Port::check);
+            numa.check().and_then(|()| ports()).map_err(|m| Fault::of(Part::Numa(i), m))?;
+        }
+        Ok(())
     }
 
-    fn validate_tree(&self) -> Result<()> {
+    fn is_above(&self, above: usize, below: usize) -> bool {
+        let mut at = below;
+        while let Parent::Device(up) = self.devices[at].parent {
+            if up == above {
+                return true;
+            }
+            at = up;
+        }
+        false
+    }
+
+    fn check_tree(&self) -> Result<(), Fault> {
         for (i, d) in self.devices.iter().enumerate() {
+            let here = |message: String| Err(Fault::of(Part::Device(i), message));
             let mut at = i;
             for step in 0.. {
                 match self.devices[at].parent {
                     Parent::Numa(n) if n < self.numas.len() => break,
                     Parent::Numa(n) => {
-                        return Err(Error::invalid(format!(
+                        return here(format!(
                             "{} hangs off NUMA node number {n}, but there are {}",
                             d.bus,
                             self.numas.len()
-                        )));
+                        ));
                     }
                     Parent::Device(p) if p >= self.devices.len() => {
-                        return Err(Error::invalid(format!(
+                        return here(format!(
                             "{} hangs off device number {p}, but there are {}",
                             d.bus,
                             self.devices.len()
-                        )));
+                        ));
                     }
                     Parent::Device(_) if step > self.devices.len() => {
-                        return Err(Error::invalid(format!(
+                        return here(format!(
                             "the PCI tree has a cycle through {}: a device cannot be above itself",
                             d.bus
-                        )));
+                        ));
                     }
                     Parent::Device(p) => at = p,
                 }
@@ -116,90 +185,90 @@ impl System {
         }
         Ok(())
     }
+}
 
-    fn validate_gpu(&self, d: &Device, gpu: &Gpu, known: impl Fn(&BusId) -> bool) -> Result<()> {
+impl Device {
+    fn check_gpu(&self, gpu: &Gpu, known: impl Fn(&BusId) -> bool) -> Result<(), String> {
         for link in &gpu.nvlinks {
             if link.count == 0 {
-                return Err(Error::invalid(format!(
+                return Err(format!(
                     "GPU {} has an NVLink to {} with count 0; leave it out, or say how many links there are",
-                    d.bus, link.target
-                )));
+                    self.bus, link.target
+                ));
             }
             if let Some(bw) = link.bandwidth
                 && !(bw > 0.0 && bw <= MAX_GBPS)
             {
-                return Err(Error::invalid(format!(
+                return Err(format!(
                     "GPU {}: NVLink to {} has {bw:?} GB/s; it is above 0 and at most {MAX_GBPS}",
-                    d.bus, link.target
-                )));
+                    self.bus, link.target
+                ));
             }
             if link.count > MAX_LINKS {
-                return Err(Error::invalid(format!(
+                return Err(format!(
                     "GPU {} has {} NVLinks to {}; at most {MAX_LINKS} are believed",
-                    d.bus, link.count, link.target
-                )));
+                    self.bus, link.count, link.target
+                ));
             }
             let switch = link.target.is_placeholder()
                 || link.target_class.is_some_and(|c| matches!(c, 0x068000 | 0x068001));
             if !switch && !known(&link.target) {
-                return Err(Error::invalid(format!(
+                return Err(format!(
                     "GPU {} has an NVLink to {}, and there is no such device; add it, or remove the link",
-                    d.bus, link.target
-                )));
+                    self.bus, link.target
+                ));
             }
         }
         for c2c in &gpu.c2c {
             let fits = c2c.bw > 0.0 && c2c.bw * f64::from(c2c.count) <= MAX_GBPS * 1000.0;
             if !fits || !(1..=MAX_LINKS).contains(&c2c.count) {
-                return Err(Error::invalid(format!(
+                return Err(format!(
                     "GPU {} has a C2C link of {} × {:?} MB/s; both are positive, together at most {MAX_GBPS} GB/s",
-                    d.bus, c2c.count, c2c.bw
-                )));
+                    self.bus, c2c.count, c2c.bw
+                ));
             }
         }
         Ok(())
     }
-}
 
-impl Device {
-    fn validate_link(&self) -> Result<()> {
+    fn check_link(&self) -> Result<(), String> {
         if let Some(gts) = self.link_speed.as_deref().and_then(constants::gigatransfers)
             && !(gts > 0.0 && gts <= MAX_LINK_GTS)
         {
-            return Err(Error::invalid(format!(
+            return Err(format!(
                 "{} has a link speed of {gts:?} GT/s; it is above 0 and at most {MAX_LINK_GTS}, or empty if unknown",
                 self.bus
-            )));
+            ));
         }
         if let Some(width) = self.link_width.filter(|&w| w > 255) {
-            return Err(Error::invalid(format!(
+            return Err(format!(
                 "{} has a link of {width} lanes; PCIe has 1 to 32, 0 and 255 stand for unknown",
                 self.bus
-            )));
+            ));
         }
         Ok(())
     }
 }
 
 impl Numa {
-    fn validate(&self) -> Result<()> {
+    fn check(&self) -> Result<(), String> {
         // hwloc leaves words of zeros empty.
         let word = |w: &str| w.is_empty() || (w.len() <= 16 && u64::from_str_radix(w.trim(), 16).is_ok());
         if let Some(map) = self.affinity.as_deref().filter(|m| !m.is_empty() && !m.split(',').all(word)) {
             let shown: String = map.chars().take(40).collect();
-            return Err(Error::invalid(format!(
+            return Err(format!(
                 "NUMA node {} has the affinity `{shown}`; it is hexadecimal words with commas, such as \
                  0000ffff,ffffffff",
                 self.id
-            )));
+            ));
         }
         Ok(())
     }
 }
 
 impl Port {
-    fn validate(&self) -> Result<()> {
-        let bad = |what: &str| Err(Error::invalid(format!("port {} has {what}", self.name)));
+    fn check(&self) -> Result<(), String> {
+        let bad = |what: &str| Err(format!("port {} has {what}", self.name));
         if let Some(speed) = self.speed_mbps.filter(|s| !(0.0..=MAX_PORT_MBPS).contains(s)) {
             return bad(&format!(
                 "a speed of {speed:?} Mb/s; it is at most {MAX_PORT_MBPS}, and absent or 0 if not known"

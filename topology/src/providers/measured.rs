@@ -17,9 +17,9 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::formats::detect::TomlKind;
-use crate::graph::{Graph, NodeId};
-use crate::model::LinkOverride;
+use crate::graph::{Graph, NodeId, NodeKind, Source};
 use crate::model::constants::{MAX_GBPS, MAX_US};
+use crate::model::{Guess, LinkOverride};
 use crate::{Error, Result, System};
 
 #[derive(Deserialize)]
@@ -41,8 +41,16 @@ pub fn add(system: &mut System, path: &Path) -> Result<()> {
     system.overrides.extend(links);
     // Names and neighbourhood are checked where the graph is made.
     let added = system.overrides.len() - count;
-    let checked = Graph::new(system).and_then(|g| said_once(&g, &system.overrides[added..]));
-    checked.map_err(|e| e.in_file(&name))
+    let graph = Graph::new(system).map_err(|e| e.in_file(&name))?;
+    said_once(&graph, &system.overrides[added..]).map_err(|e| e.in_file(&name))?;
+    let guessed = |link: &crate::graph::Link| {
+        link.source == Source::Doubtful
+            && matches!(graph.nodes[link.from].kind, NodeKind::Gpu { .. } | NodeKind::Nic)
+    };
+    if !graph.links.iter().any(guessed) {
+        system.findings.retain(|f| f.guess != Some(Guess::LinkSpeeds));
+    }
+    Ok(())
 }
 
 /// Refuses a number of a link that is said twice, under whatever names.
@@ -101,7 +109,6 @@ pub fn parse(text: &str) -> Result<Vec<LinkOverride>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Source;
 
     #[test]
     fn a_measurement_wins() {

@@ -61,23 +61,31 @@ pub fn detect(options: &Options<'_>) -> Result<System> {
 pub fn read_file(path: &Path) -> Result<System> {
     let mut system = formats::read_any(&read_text(path)?)?;
     if system.name.is_empty() {
-        system.name = path.file_name().map_or(String::new(), |n| n.to_string_lossy().into_owned());
+        system.name = match path.file_name() {
+            Some(name) if name == "-" => "standard input".to_owned(),
+            name => name.map_or(String::new(), |n| n.to_string_lossy().into_owned()),
+        };
     }
     Ok(system)
 }
 
-/// Reads a text file of at most 16 MiB.
+/// Reads a text file of at most 16 MiB; `-` stands for standard input.
 pub fn read_text(path: &Path) -> Result<String> {
     use std::io::Read;
     let io =
         |e: &dyn std::fmt::Display| Error::Io { path: path.display().to_string(), message: e.to_string() };
     let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(|e| io(&e))?;
-    if file.metadata().is_ok_and(|m| m.is_dir()) {
-        return Err(io(&"it is a folder"));
-    }
     let limit = formats::xml::MAX_BYTES as u64;
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(|e| io(&e))?;
+    let input: Box<dyn Read> = if path == Path::new("-") {
+        Box::new(std::io::stdin())
+    } else {
+        let file = std::fs::File::open(path).map_err(|e| io(&e))?;
+        if file.metadata().is_ok_and(|m| m.is_dir()) {
+            return Err(io(&"it is a folder"));
+        }
+        Box::new(file)
+    };
+    input.take(limit + 1).read_to_end(&mut bytes).map_err(|e| io(&e))?;
     if bytes.len() as u64 > limit {
         return Err(io(&format!("longer than {limit} bytes, which no machine needs")));
     }
