@@ -301,9 +301,16 @@ fn what_is_chosen_is_explained() {
     let data_type = nd_comm::number::DataType::F32;
     let small =
         ranks[0].explain(Collective::AllReduce, 4, data_type, Some(ReduceOp::Sum)).expect("it can be done");
-    assert_eq!((small.algorithm, &small.transports[..]), ("oneshot", &["local"][..]));
     let large =
         ranks[0].explain(Collective::AllReduce, 1 << 20, data_type, Some(ReduceOp::Sum)).expect("it can");
-    assert_eq!(large.algorithm, "direct");
+    assert_eq!(small.transports, ["local"]);
+    // Which one it is depends on the machine's cores; that it is the first of all that keep the order does not.
+    for explained in [&small, &large] {
+        let names: Vec<_> = explained.predicted.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names[0], explained.algorithm, "{explained:?}");
+        assert!(["oneshot", "direct", "doubling", "halving"].iter().all(|n| names.contains(n)), "{names:?}");
+        assert!(explained.predicted.iter().all(|(_, us)| us.is_finite() && *us > 0.0), "{explained:?}");
+        assert!(explained.why.starts_with("predicted "), "{explained:?}");
+    }
     assert_eq!(large.links.len(), 3);
 }

@@ -134,6 +134,7 @@ fn data_type(text: &str) -> std::result::Result<DataType, String> {
 
 pub(super) fn run(a: &SimulateArgs) -> Result<()> {
     let cluster = cluster(&a.cluster, a.hosts)?;
+    cluster.kinds.iter().for_each(|kind| super::warn_of_guesses(&kind.system));
     let (hosts, name) = (cluster.hosts.len(), cluster.name.clone());
     let on_gpus = cluster.kinds.iter().all(|k| !k.graph.gpus.is_empty());
     let fabric = ClusterFabric::new(cluster);
