@@ -276,9 +276,9 @@ fn links_are_measured_and_the_file_is_used() {
 
 #[test]
 fn rules_choose_by_collective_and_size() {
-    let rules = [("ND_ALGO", "allreduce@64K-:halving; allreduce:^oneshot,doubling; broadcast:tree")];
+    let rules = [("ND_ALGO", "allreduce@64K-:ring; allreduce:^oneshot,doubling; broadcast:tree")];
     let text = stdout(&with("allreduce --ranks 4 --threads -b 1K -e 64K -f 64 -n 1 --explain", &rules));
-    assert!(text.contains("64 KiB halving over local: asked for by name"), "{text}");
+    assert!(text.contains("64 KiB ring over local: asked for by name"), "{text}");
     let small = text.lines().find(|l| l.contains("candidates at 1024 B")).expect("candidates are listed");
     assert!(!small.contains("oneshot") && !small.contains("doubling"), "{small}");
     let text = stdout(&with("broadcast --ranks 4 --threads -b 1K -e 1K -n 1", &rules));
