@@ -1,4 +1,4 @@
-//! Real machines from ../shared/topologies, where that folder is there (or `ND_TOPOLOGIES` names it).
+//! Real machines from ../shared/topologies, where that folder is there (or `SHARED_TOPOLOGIES` names it).
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use nd_topology::{Graph, PathClass, Paths, System};
 
 fn folder() -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/topologies");
-    let folder = std::env::var_os("ND_TOPOLOGIES").map_or_else(beside, PathBuf::from);
+    let folder = std::env::var_os("SHARED_TOPOLOGIES").map_or_else(beside, PathBuf::from);
     if folder.is_dir() {
         return Some(folder);
     }

@@ -187,23 +187,6 @@ impl Pass {
         let outcome = tools.packer.run(&wish, ports, &mut self.best, budget, all);
         tools.left -= outcome.steps;
         self.steps += outcome.steps;
-        if std::env::var_os("DBG").is_some() {
-            eprintln!(
-                "{:?} {} {} {} {} x{} same {} min {} -> {} x {} left {:?} steps {}",
-                wish.pattern,
-                wish.speed_intra,
-                wish.speed_inter,
-                wish.type_intra,
-                wish.type_inter,
-                wish.cross_nic,
-                wish.same_channels,
-                wish.min_channels,
-                self.best.channels,
-                self.best.wish.speed_intra,
-                outcome.left,
-                outcome.steps
-            );
-        }
         self.known.insert(key, outcome.left);
         outcome.left
     }
