@@ -3,7 +3,10 @@
 //! Inside the hosts these are the links of their graphs; between leaf switches and the spine one link in each
 //! direction for every leaf (and rail), as wide as all the uplinks together.
 
+use std::borrow::Cow;
+
 use crate::cluster::{NetworkKind, Slot};
+use crate::graph::LinkKind;
 use crate::{Cluster, path::PathClass};
 
 /// Number of a link in [`Routes`].
@@ -11,8 +14,8 @@ pub type RouteLink = usize;
 
 /// The links of a cluster.
 #[derive(Debug, Clone)]
-pub struct Routes {
-    cluster: Cluster,
+pub struct Routes<'a> {
+    cluster: Cow<'a, Cluster>,
     /// The first link of each host, and the end.
     first: Vec<usize>,
     leaves: usize,
@@ -23,9 +26,9 @@ pub struct Routes {
     period: usize,
 }
 
-impl Routes {
+impl<'a> Routes<'a> {
     /// Of a cluster.
-    pub fn new(cluster: Cluster) -> Routes {
+    pub fn new(cluster: Cow<'a, Cluster>) -> Routes<'a> {
         let mut first = vec![0];
         for host in &cluster.hosts {
             first.push(first[first.len() - 1] + cluster.kinds[host.kind].graph.links.len());
@@ -96,6 +99,12 @@ impl Routes {
             Some(host) => self.cluster.kind(host).graph.links[link - self.first[host]].bandwidth,
             None => self.uplink[(link - self.uplinks()) / 2],
         }
+    }
+
+    /// What a link is made of; nothing between leaf and spine.
+    pub fn kind(&self, link: RouteLink) -> Option<LinkKind> {
+        let host = self.host_of(link)?;
+        Some(self.cluster.kind(host).graph.links[link - self.first[host]].kind)
     }
 
     /// What to call a link: `node3: GPU5 → NVSW`, `leaf 2 rail 5 → spine`.
@@ -177,13 +186,13 @@ mod tests {
     use super::*;
     use crate::cluster::Network;
 
-    fn routes(hosts: usize, per_leaf: usize, kind: NetworkKind) -> Routes {
+    fn routes(hosts: usize, per_leaf: usize, kind: NetworkKind) -> Routes<'static> {
         let network = Network { kind, oversubscription: 2.0, switch_us: 1.0, nvlink_domain: 1 };
         let machine = crate::library::machine("dgx-h100").unwrap();
-        Routes::new(Cluster::uniform("c", machine, hosts, network, per_leaf).unwrap())
+        Routes::new(Cow::Owned(Cluster::uniform("c", machine, hosts, network, per_leaf).unwrap()))
     }
 
-    fn links(r: &Routes, a: Slot, b: Slot) -> Vec<String> {
+    fn links(r: &Routes<'_>, a: Slot, b: Slot) -> Vec<String> {
         let mut names = Vec::new();
         r.between(a, b, |l| names.push(r.name(l)));
         names

@@ -1,5 +1,6 @@
 //! Machines from a topology: what [`nd_topology`] knows of a cluster's links, and constants for what it does not.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use nd_topology::cluster::Slot;
@@ -12,8 +13,8 @@ use crate::schedule::Layout;
 /// Bytes per µs of one GB/s.
 const GBPS: f64 = 1000.0;
 
-/// µs for which a message occupies its way besides its bytes: a network adapter of 400 Gbit/s sends some ten million
-/// messages a second on one queue (NVIDIA's ConnectX-7 datasheet states 330 to 370 million over all queues).
+/// µs for which a message occupies its way besides its bytes. Assumed, not measured: ten million messages a second on
+/// one queue of an adapter.
 const MESSAGE_US: f64 = 0.1;
 
 /// Bytes under way between two ranks and not yet consumed: as many as there are, since memory of devices is registered
@@ -50,7 +51,7 @@ const CORE_GBPS: f64 = 24.0;
 /// A cluster with one rank on each slot, host after host.
 #[derive(Debug)]
 pub struct ClusterFabric {
-    routes: Routes,
+    routes: Routes<'static>,
     slots: Vec<Slot>,
     /// For each kind of host, bytes per µs of a slot's memory.
     memory: Vec<Vec<f64>>,
@@ -71,7 +72,7 @@ impl ClusterFabric {
         };
         let memory = cluster.kinds.iter().map(memory).collect();
         let per_host = (cluster.kinds.len() == 1).then(|| cluster.kinds[0].slots.len());
-        ClusterFabric { routes: Routes::new(cluster), slots, memory, per_host }
+        ClusterFabric { routes: Routes::new(Cow::Owned(cluster)), slots, memory, per_host }
     }
 
     /// Which ranks share a host.
@@ -80,7 +81,7 @@ impl ClusterFabric {
     }
 
     /// The cluster's links.
-    pub fn routes(&self) -> &Routes {
+    pub fn routes(&self) -> &Routes<'static> {
         &self.routes
     }
 }

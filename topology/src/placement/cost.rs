@@ -1,9 +1,12 @@
 //! What an order costs: for every axis the slowest group's time, with links shared fairly among all groups that run at
 //! once.
 
-use crate::cluster::{Cluster, NetworkKind, Slot};
+use std::borrow::Cow;
+
+use crate::cluster::{Cluster, Slot};
 use crate::graph::LinkKind;
 use crate::path::PathClass;
+use crate::route::Routes;
 
 use super::mesh::Mesh;
 use super::traffic::Traffic;
@@ -32,40 +35,12 @@ pub(super) enum Narrowest {
     Link(LinkKind),
 }
 
-/// Precomputed offsets, so that pricing an order only counts.
-pub(super) struct Pricer<'a> {
-    cluster: &'a Cluster,
-    /// First link number of each host; the links of all hosts are numbered through.
-    first_link: Vec<usize>,
-    links: usize,
-    leaves: usize,
-    /// Rails of the widest host.
-    rails: usize,
-    /// GB/s from each leaf (and rail) to the spine.
-    uplink: Vec<f64>,
-}
+/// The links of the cluster, numbered once, so that pricing an order only counts.
+pub(super) struct Pricer<'a>(Routes<'a>);
 
 impl<'a> Pricer<'a> {
     pub fn new(cluster: &'a Cluster) -> Self {
-        let mut first_link = Vec::with_capacity(cluster.hosts.len());
-        let mut links = 0;
-        for host in &cluster.hosts {
-            first_link.push(links);
-            links += cluster.kinds[host.kind].graph.links.len();
-        }
-        let leaves = cluster.hosts.iter().map(|h| h.leaf + 1).max().unwrap_or(1);
-        let rails = match cluster.network.kind {
-            NetworkKind::Rails => cluster.kinds.iter().map(|k| k.graph.nets.len()).max().unwrap_or(1).max(1),
-            NetworkKind::LeafSpine => 1,
-        };
-        let mut uplink = vec![0.0; leaves * rails];
-        for (i, host) in cluster.hosts.iter().enumerate() {
-            let share = cluster.host_bandwidth(i) / rails as f64 / cluster.network.oversubscription;
-            for rail in 0..rails {
-                uplink[host.leaf * rails + rail] += share;
-            }
-        }
-        Pricer { cluster, first_link, links, leaves, rails, uplink }
+        Pricer(Routes::new(Cow::Borrowed(cluster)))
     }
 
     /// Prices every axis of `mesh` when rank r sits in `order[r]`.
@@ -75,8 +50,7 @@ impl<'a> Pricer<'a> {
 
     fn axis(&self, mesh: &Mesh, axis: usize, traffic: &Traffic, order: &[Slot]) -> AxisCost {
         let (size, stride) = (mesh.axes[axis].size, mesh.stride(axis));
-        let mut load = vec![0u32; self.links];
-        let mut up = vec![0u32; self.leaves * self.rails * 2];
+        let mut load = vec![0u32; self.0.len()];
         let hop = |rank: usize| {
             let along = rank / stride % size;
             let next = if along + 1 == size { rank - along * stride } else { rank + stride };
@@ -84,8 +58,7 @@ impl<'a> Pricer<'a> {
         };
         for rank in 0..order.len() {
             let (a, b) = hop(rank);
-            self.each_link(a, b, |l| load[l] += 1);
-            self.each_uplink(a, b, |u| up[u] += 1);
+            self.0.between(a, b, |l| load[l] += 1);
         }
         let narrowest = Narrowest::Link(LinkKind::Nvl);
         let mut worst =
@@ -94,22 +67,17 @@ impl<'a> Pricer<'a> {
         for rank in 0..order.len() {
             let (a, b) = hop(rank);
             let (mut gbps, mut narrowest) = (f64::INFINITY, worst.narrowest);
-            let mut limit = |share: f64, by: Narrowest| {
+            let (class, us) = self.0.between(a, b, |l| {
+                let share = self.0.gbps(l) / f64::from(load[l]);
                 if share < gbps {
-                    (gbps, narrowest) = (share, by);
+                    (gbps, narrowest) = (share, self.0.kind(l).map_or(Narrowest::Spine, Narrowest::Link));
                 }
-            };
-            self.each_link(a, b, |l| {
-                let (bandwidth, kind) = self.link(a, b, l);
-                limit(bandwidth / f64::from(load[l]), Narrowest::Link(kind));
             });
-            self.each_uplink(a, b, |u| limit(self.uplink[u / 2] / f64::from(up[u]), Narrowest::Spine));
-            let between = self.class_and_latency(a, b);
-            latency = latency.max(between.1);
-            let spine = between.0 == PathClass::Net && self.cluster.through_spine(a, b);
-            if gbps < worst.gbps || (gbps == worst.gbps && (between.0, spine) > (worst.class, worst.spine)) {
+            latency = latency.max(us);
+            let spine = class == PathClass::Net && self.0.cluster().through_spine(a, b);
+            if gbps < worst.gbps || (gbps == worst.gbps && (class, spine) > (worst.class, worst.spine)) {
                 worst.gbps = gbps;
-                worst.class = between.0;
+                worst.class = class;
                 worst.spine = spine;
                 worst.narrowest = narrowest;
             }
@@ -119,72 +87,6 @@ impl<'a> Pricer<'a> {
         let steps = (n - 1.0).min(2.0 * n.log2().ceil());
         worst.us = traffic.bytes / worst.gbps / 1000.0 + traffic.calls * steps * latency;
         worst
-    }
-
-    fn class_and_latency(&self, a: Slot, b: Slot) -> (PathClass, f64) {
-        if a.host == b.host {
-            let kind = self.cluster.kind(a.host);
-            let path = kind.paths.between(kind.slots[a.local], kind.slots[b.local]);
-            return (path.class, path.latency);
-        }
-        if self.cluster.share_nvswitch(a, b) {
-            let legs = [self.cluster.to_nvswitch(a, true), self.cluster.to_nvswitch(b, false)];
-            return (PathClass::Nvl, legs.iter().flatten().map(|p| p.latency).sum());
-        }
-        let ends: f64 = [a, b]
-            .iter()
-            .map(|&s| {
-                let kind = self.cluster.kind(s.host);
-                kind.port[s.local]
-                    .map_or(0.0, |n| kind.paths.between(kind.slots[s.local], kind.graph.nets[n]).latency)
-            })
-            .sum();
-        let switches = if self.cluster.through_spine(a, b) { 3.0 } else { 1.0 };
-        (PathClass::Net, ends + switches * self.cluster.network.switch_us)
-    }
-
-    fn each_link(&self, a: Slot, b: Slot, mut f: impl FnMut(usize)) {
-        if a.host == b.host {
-            let kind = self.cluster.kind(a.host);
-            let path = kind.paths.between(kind.slots[a.local], kind.slots[b.local]);
-            path.links.iter().for_each(|l| f(self.first_link[a.host] + l));
-        } else if self.cluster.share_nvswitch(a, b) {
-            for (slot, outward) in [(a, true), (b, false)] {
-                let path = self.cluster.to_nvswitch(slot, outward);
-                path.iter().flat_map(|p| &p.links).for_each(|l| f(self.first_link[slot.host] + l));
-            }
-        } else {
-            self.cluster.links_to_wire(a, true).iter().for_each(|l| f(self.first_link[a.host] + l));
-            self.cluster.links_to_wire(b, false).iter().for_each(|l| f(self.first_link[b.host] + l));
-        }
-    }
-
-    fn link(&self, a: Slot, b: Slot, link: usize) -> (f64, LinkKind) {
-        let host = if self.owns(a.host, link) { a.host } else { b.host };
-        let link = &self.cluster.kind(host).graph.links[link - self.first_link[host]];
-        (link.bandwidth, link.kind)
-    }
-
-    fn owns(&self, host: usize, link: usize) -> bool {
-        let first = self.first_link[host];
-        (first..first + self.cluster.kind(host).graph.links.len()).contains(&link)
-    }
-
-    /// Uplinks of a leaf are even numbers, downlinks odd.
-    fn each_uplink(&self, a: Slot, b: Slot, mut f: impl FnMut(usize)) {
-        let inside = a.host == b.host || self.cluster.share_nvswitch(a, b);
-        if inside || !self.cluster.through_spine(a, b) {
-            return;
-        }
-        let at = |s: Slot| {
-            let rail = match self.cluster.network.kind {
-                NetworkKind::Rails => self.cluster.kind(s.host).port[s.local].unwrap_or(0),
-                NetworkKind::LeafSpine => 0,
-            };
-            self.cluster.hosts[s.host].leaf * self.rails + rail
-        };
-        f(at(a) * 2);
-        f(at(b) * 2 + 1);
     }
 }
 
