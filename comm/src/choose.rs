@@ -294,7 +294,7 @@ mod tests {
     fn tuner(hosts: &[usize], chooser: Chooser) -> Tuner {
         let layout = Arc::new(Layout::new(hosts));
         let cores = Cores::of(&layout, |rank| (layout.host_of(rank), 2));
-        let costs = Arc::new(Calibration::typical());
+        let costs = Arc::new(Calibration::typical().clone());
         Tuner::new(chooser, Machines { layout, transports: ["shm", "tcp"], cores, costs })
     }
 

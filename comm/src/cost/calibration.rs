@@ -16,6 +16,7 @@
 //! Between the points costs are linear, above the last one they go on as the last two do.
 
 use std::fmt::Write;
+use std::sync::LazyLock;
 
 use serde::Deserialize;
 
@@ -96,8 +97,10 @@ pub struct Invalid(String);
 impl Calibration {
     /// What links of the machines that this project was measured on cost: two cores at 2 to 3 GHz, loopback, 10 Gbit/s
     /// between hosts. Used where nothing was measured.
-    pub fn typical() -> Calibration {
-        Calibration::parse(include_str!("typical.toml")).expect("checked by a test")
+    pub fn typical() -> &'static Calibration {
+        static TYPICAL: LazyLock<Calibration> =
+            LazyLock::new(|| Calibration::parse(include_str!("typical.toml")).expect("checked by a test"));
+        &TYPICAL
     }
 
     /// Reads a file's text.
@@ -217,10 +220,10 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let typical = Calibration::typical();
-        assert_eq!(Calibration::parse(&typical.to_toml()).unwrap(), typical);
+        assert_eq!(&Calibration::parse(&typical.to_toml()).unwrap(), typical);
         let mut both = typical.clone();
         both.update(typical.clone());
-        assert_eq!(both, typical);
+        assert_eq!(&both, typical);
         let mut faster = typical.link[0].clone();
         faster.gap_us = 0.001;
         both.update(Calibration { link: vec![faster.clone()] });

@@ -71,8 +71,8 @@ impl Cores {
 #[derive(Debug)]
 pub struct HostFabric<'a> {
     machines: &'a Machines,
-    inside: LinkCost,
-    across: LinkCost,
+    inside: &'a LinkCost,
+    across: &'a LinkCost,
     /// Bytes of input and output of one rank.
     footprint: u64,
     /// Ranks of each host, if that is the same everywhere.
@@ -86,11 +86,13 @@ impl<'a> HostFabric<'a> {
     pub fn new(machines: &'a Machines, shape: &Shape, width: u64) -> HostFabric<'a> {
         let hosts = machines.layout.hosts();
         let crowd = machines.cores.ranks_per_core();
+        // Who measured some kinds of link still needs the others; and nothing better is known of a kind that nobody has
+        // measured than of the first that somebody has.
+        let typical = Calibration::typical();
         let cost = |transport: &str, between| {
-            // Who measured some kinds of link still needs the others.
-            let typical = || Calibration::typical().find(transport, between, crowd).cloned();
-            let known = machines.costs.find(transport, between, crowd).cloned().or_else(typical);
-            known.unwrap_or_else(|| Calibration::typical().link[0].clone())
+            let known =
+                [&*machines.costs, typical].into_iter().find_map(|c| c.find(transport, between, crowd));
+            known.unwrap_or(&typical.link[0])
         };
         let even = hosts.iter().all(|h| h.len() == hosts[0].len()) && machines.layout.order().is_sorted();
         let largest =
@@ -109,8 +111,8 @@ impl<'a> HostFabric<'a> {
         self.machines.layout.host_of(rank)
     }
 
-    fn cost(&self, a: usize, b: usize) -> &LinkCost {
-        if self.host(a) == self.host(b) { &self.inside } else { &self.across }
+    fn cost(&self, a: usize, b: usize) -> &'a LinkCost {
+        if self.host(a) == self.host(b) { self.inside } else { self.across }
     }
 
     /// What occupies a core, one use for the rank and one for its machine: µs of a whole core for each byte.
@@ -200,7 +202,7 @@ impl Fabric for HostFabric<'_> {
                 let more = slope(link, &link.reduce, work.bytes) - slope(link, &link.exchange, work.bytes);
                 more.max(1e-6) * (work.terms - 1) as f64
             }
-            (None, None) if self.inside.pull => self.copy_us(&self.inside),
+            (None, None) if self.inside.pull => self.copy_us(self.inside),
             (None, None) => 1.0 / COPY,
         };
         uses.extend(self.core(rank, us));

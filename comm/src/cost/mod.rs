@@ -100,7 +100,8 @@ pub fn estimate(
 ) -> Result<Estimate, Unpredictable> {
     let run = |quotient| simulate(algorithm, shape, data_type, fabric, options, &quotient);
     for pieces in PIECES.into_iter().filter(|_| !options.every_rank) {
-        let quotient = Quotient::of(fabric, algorithm, shape, options.limit, pieces);
+        let width = data_type.size() as u64;
+        let quotient = Quotient::of(fabric, algorithm, shape, width, options.limit, pieces);
         if let Some(estimate) = run(quotient)? {
             return Ok(estimate);
         }

@@ -117,15 +117,15 @@ impl<'a> Compiler<'a> {
                 let (kind, bytes) = match instruction {
                     Instruction::Send { to, src } => {
                         let bytes = self.bytes(*src);
-                        let path = self.path(rank as u32, *to, bytes);
+                        let path = self.path(rank as u32, *to, bytes)?;
                         (Kind::Send(self.outgoing(rank, *to, l)?, path), bytes)
                     }
                     Instruction::Recv { from, dst } => {
                         lane.messages.push(self.incoming(rank, *from, l, &mut received)?);
-                        (self.work(rank, self.bytes(*dst), 1, &[*from]), self.bytes(*dst))
+                        (self.work(rank, self.bytes(*dst), 1, &[*from])?, self.bytes(*dst))
                     }
                     Instruction::Copy { dst, .. } => {
-                        (self.work(rank, self.bytes(*dst), 1, &[]), self.bytes(*dst))
+                        (self.work(rank, self.bytes(*dst), 1, &[])?, self.bytes(*dst))
                     }
                     Instruction::RecvReduce { dst, terms, .. } => {
                         let mut peers = Vec::new();
@@ -135,7 +135,7 @@ impl<'a> Compiler<'a> {
                                 peers.push(*from);
                             }
                         }
-                        (self.work(rank, self.bytes(*dst), terms.len(), &peers), self.bytes(*dst))
+                        (self.work(rank, self.bytes(*dst), terms.len(), &peers)?, self.bytes(*dst))
                     }
                 };
                 let end = lane.messages.len() as u32;
@@ -173,36 +173,36 @@ impl<'a> Compiler<'a> {
     }
 
     /// What `owner` uses, as the flows number it: a class of resources is one.
-    fn folded(&mut self, owner: usize) -> Vec<Use> {
+    fn folded(&mut self, owner: usize) -> Option<Vec<Use>> {
         let uses = std::mem::take(&mut self.uses);
         let folded = uses.iter().map(|&(resource, weight)| {
-            let (of, share) = self.quotient.resource(self.fabric, resource, owner);
+            let (of, share) = self.quotient.resource(self.fabric, resource, owner)?;
             let number = *self.resources.entry(of).or_insert_with(|| {
                 self.named.push(of);
                 self.flows.resource(self.fabric.capacity(of))
             });
-            (number as usize, weight * share)
+            Some((number as usize, weight * share))
         });
         let folded = folded.collect();
         self.uses = uses;
         folded
     }
 
-    fn path(&mut self, from: u32, to: u32, bytes: u64) -> PathId {
+    fn path(&mut self, from: u32, to: u32, bytes: u64) -> Option<PathId> {
         if let Some(&path) = self.known_paths.get(&(from, to, bytes)) {
-            return path;
+            return Some(path);
         }
         self.uses.clear();
         let route = self.fabric.route(from as usize, to as usize, bytes, &mut self.uses);
-        let uses = self.folded(from as usize);
+        let uses = self.folded(from as usize)?;
         let bundle = self.flows.bundle(&uses, route.rate);
         self.paths.push(Path { route, bundle });
         let path = (self.paths.len() - 1) as PathId;
         self.known_paths.insert((from, to, bytes), path);
-        path
+        Some(path)
     }
 
-    fn work(&mut self, rank: usize, bytes: u64, terms: usize, peers: &[u32]) -> Kind {
+    fn work(&mut self, rank: usize, bytes: u64, terms: usize, peers: &[u32]) -> Option<Kind> {
         self.uses.clear();
         let mut taking = 0.0;
         for &peer in peers {
@@ -210,18 +210,19 @@ impl<'a> Compiler<'a> {
         }
         let key = (rank as u32, bytes, terms as u32, peers.to_vec());
         if let Some(&known) = self.known_works.get(&key) {
-            return Kind::Work(known, taking);
+            return Some(Kind::Work(known, taking));
         }
         self.uses.clear();
         let work = Work { bytes, terms, messages: peers };
         let rate = self.fabric.work(rank, &work, &mut self.uses);
-        let id = rate.is_finite().then(|| {
-            let uses = self.folded(rank);
+        let mut id = None;
+        if rate.is_finite() {
+            let uses = self.folded(rank)?;
             let bundle = self.flows.bundle(&uses, rate);
             self.works.push((bundle, self.flows.alone(bundle)));
-            (self.works.len() - 1) as WorkId
-        });
+            id = Some((self.works.len() - 1) as WorkId);
+        }
         self.known_works.insert(key, id);
-        Kind::Work(id, taking)
+        Some(Kind::Work(id, taking))
     }
 }

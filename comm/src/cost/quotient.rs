@@ -65,11 +65,12 @@ impl Quotient {
     }
 
     /// The smallest that is found, with no more than `limit` instructions looked at, where refinement looks at programs
-    /// that cut what a rank handles into about so many pieces.
+    /// that cut what a rank handles into about so many pieces. Elements have `width` bytes.
     pub fn of(
         fabric: &dyn Fabric,
         algorithm: &dyn Algorithm,
         shape: &Shape,
+        width: u64,
         limit: usize,
         pieces: u64,
     ) -> Quotient {
@@ -87,7 +88,7 @@ impl Quotient {
             // Making a program takes longer the more ranks there are, however short it is.
             ..MANY => Quotient::none(world_size),
             n if n > limit / SHORTEST => Quotient::none(n),
-            _ => Refinement::new(fabric, algorithm, shape, limit, pieces)
+            _ => Refinement::new(fabric, algorithm, shape, width, limit, pieces)
                 .and_then(Refinement::classes)
                 .map_or(Quotient::none(world_size), Quotient::Classes),
         }
@@ -117,20 +118,20 @@ impl Quotient {
     }
 
     /// The resource that stands for this one, and how many transfers share it for each that `owner` is simulated to
-    /// make.
-    pub fn resource(&self, fabric: &dyn Fabric, resource: Resource, owner: usize) -> (Resource, f64) {
-        match self {
+    /// make. Nothing where refinement has not seen it.
+    pub fn resource(&self, fabric: &dyn Fabric, resource: Resource, owner: usize) -> Option<(Resource, f64)> {
+        Some(match self {
             Quotient::Rotation { world_size, period } if world_size == period => (resource, 1.0),
             Quotient::Rotation { world_size, period } => {
                 let (first, count) = fabric.folded(resource);
                 (first, (world_size / period) as f64 / count as f64)
             }
             Quotient::Classes(classes) => {
-                let (first, count) = classes.resources[&resource];
+                let (first, count) = *classes.resources.get(&resource)?;
                 let owners = classes.size[classes.of_rank[owner] as usize];
                 (first, f64::from(owners) / f64::from(count))
             }
-        }
+        })
     }
 }
 
@@ -169,6 +170,7 @@ impl Refinement {
         fabric: &dyn Fabric,
         algorithm: &dyn Algorithm,
         shape: &Shape,
+        width: u64,
         limit: usize,
         pieces: u64,
     ) -> Option<Refinement> {
@@ -213,7 +215,7 @@ impl Refinement {
                             (0, number, src.len, src.space).hash(&mut colour);
                             if new {
                                 let mut uses = Vec::new();
-                                let route = fabric.route(rank, *to as usize, src.len, &mut uses);
+                                let route = fabric.route(rank, *to as usize, src.len * width, &mut uses);
                                 let kind = hash(&[route.rate, route.latency_us].map(f64::to_bits));
                                 let ends = [rank as u32, *to];
                                 this.edge(ends, (l as u8, number as u32), kind, &uses, fabric, &mut numbers);

@@ -144,7 +144,7 @@ impl Engine {
             layout: layout.clone(),
             transports: endpoint.transports(),
             cores: Cores::of(&layout, |rank| (endpoint.machine(rank), endpoint.cores(rank))),
-            costs: chooser.costs.clone().unwrap_or_else(|| Arc::new(Calibration::typical())),
+            costs: chooser.costs.clone().unwrap_or_else(|| Arc::new(Calibration::typical().clone())),
         };
         Engine {
             layout,
