@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn nd_run(arguments: &[&str]) -> Command {
@@ -116,9 +116,15 @@ fn restarts_with_a_new_port_and_secret() {
 }
 
 /// Starts ranks that print their own and their child's number, then sleep.
-fn sleepers(trap: &str) -> (std::process::Child, Vec<u32>) {
-    let text = format!("{trap} sleep 1000 & echo $$ $!; wait; echo unreachable");
-    let mut launcher = script(&["-n", "2", "--max-restarts", "2"], &text)
+fn sleepers(trap: &str) -> (Child, Vec<u32>) {
+    let (launcher, pids, out) = started(&format!("{trap} sleep 1000 & echo $$ $!; wait; echo unreachable"));
+    drain(out);
+    (launcher, pids)
+}
+
+/// Starts ranks of a script that prints two process numbers first; gives these and what else it prints.
+fn started(text: &str) -> (Child, Vec<u32>, Lines<BufReader<ChildStdout>>) {
+    let mut launcher = script(&["-n", "2", "--max-restarts", "2"], text)
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -129,9 +135,12 @@ fn sleepers(trap: &str) -> (std::process::Child, Vec<u32>) {
         let line = out.next().unwrap().unwrap();
         pids.extend(line.split(' ').skip(1).map(|p| p.parse::<u32>().unwrap()));
     }
-    // Whoever inherits the ranks' other output may still write to it.
+    (launcher, pids, out)
+}
+
+/// Whoever inherits the ranks' output may still write to it.
+fn drain(out: Lines<BufReader<ChildStdout>>) {
     std::thread::spawn(move || out.for_each(drop));
-    (launcher, pids)
 }
 
 /// Gone, or dead and not yet reaped by whoever adopted it.
@@ -176,10 +185,16 @@ fn signals_are_passed_on_and_end_without_restart() {
 
 #[test]
 fn asking_twice_kills() {
-    let (mut launcher, pids) = sleepers("trap '' TERM;");
+    let stubborn = "trap 'echo heard' TERM; sleep 1000 & echo $$ $!; while :; do wait; sleep 0.1; done";
+    let (mut launcher, pids, mut out) = started(stubborn);
     kill(launcher.id(), rustix::process::Signal::TERM);
-    std::thread::sleep(Duration::from_millis(300));
+    // Both hear the first signal and stay.
+    for _ in 0..2 {
+        let line = out.next().unwrap().unwrap();
+        assert!(line.ends_with("heard"), "{line}");
+    }
     assert!(!gone(pids[0]));
+    drain(out);
     kill(launcher.id(), rustix::process::Signal::TERM);
     assert_eq!(launcher.wait().unwrap().code(), Some(143));
     all_go(&pids);
