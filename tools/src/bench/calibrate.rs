@@ -1,7 +1,7 @@
 //! Measures what links cost, for the cost model to choose by: `--calibrate FILE`.
 //!
 //! Ranks are paired inside their hosts, then across hosts, and every pair measures at the same time, so that what the
-//! pairs share counts. Times are the second best of a few batches; how many iterations a batch has, and where the sizes
+//! pairs share counts. Times are the middle of a few batches; how many iterations a batch has, and where the sizes
 //! end, all ranks decide together.
 
 use std::path::Path;
@@ -31,7 +31,7 @@ const SIZES: [u64; 14] = [
     32 << 20,
     64 << 20,
 ];
-/// Batches of which the second best counts.
+/// Batches of which the middle one counts.
 const BATCHES: usize = 5;
 /// Seconds that a batch should take.
 const BATCH: f64 = 0.006;
@@ -250,8 +250,7 @@ impl Meter<'_> {
             times.push(self.batch(probe, bytes, iterations)?);
         }
         times.sort_by(f64::total_cmp);
-        // The second best: noise only ever adds.
-        let us = times[1] * 1e6;
+        let us = times[BATCHES / 2] * 1e6;
         Ok(if probe == Probe::PingPong { us / 2.0 } else { us })
     }
 
