@@ -1,8 +1,9 @@
-//! All-to-all with one message for each two hosts: what a host's ranks have for another host's is gathered by one of
-//! them, sent to one of the others, and handed out there.
+//! All-to-all along rails: what a host's ranks have for a rank of another host is gathered by one of them and sent
+//! there in one message.
 //!
-//! The host d places after a host is served by its local index d - 1 (modulo the number of its ranks), on both
-//! sides. As many bytes cross as without, in fewer messages; inside the hosts they are moved twice more.
+//! It is gathered by the rank of the same local index (modulo how many there are), so every rank of a host sends over
+//! an interface of its own. As many bytes cross as without, in a fraction of the messages; inside the host that sends
+//! they are moved once more.
 
 use super::super::buffers::split_start;
 use super::super::lane::Lane;
@@ -35,116 +36,102 @@ impl Blocks<'_> {
         self.block(if self.aside > 0 { Space::Scratch } else { Space::Input }, rank, piece)
     }
 
-    /// The local index that serves the host at a distance, among `locals`.
-    fn server(distance: usize, locals: usize) -> usize {
-        (distance - 1) % locals
-    }
-
-    /// The hosts that this rank serves: distance and host; those after this one, or before it.
-    fn served(&self, after: bool) -> impl Iterator<Item = (usize, usize)> + '_ {
+    /// The other hosts, with the distance `d` of each: those after this one in their order, or those before it.
+    fn hosts(&self, after: bool) -> impl Iterator<Item = &[u32]> {
         let (n, place) = (self.place.hosts.len(), self.place);
-        let mine = move |distance: &usize| Blocks::server(*distance, place.locals.len()) == place.index;
-        let host = move |d: usize| (place.host + if after { d } else { n - d }) % n;
-        (1..n).filter(mine).map(move |distance| (distance, host(distance)))
+        (1..n).map(move |d| &place.hosts[(place.host + if after { d } else { n - d }) % n][..])
     }
 
-    /// Where what is exchanged with the served hosts lies in the scratch: for each, and the end.
-    fn starts(&self, after: bool, first: u64) -> Vec<u64> {
-        let longest = split_start(self.len, self.pieces, 1);
-        let mut starts = vec![first];
-        for (_, host) in self.served(after) {
-            let pairs = (self.place.locals.len() * self.place.hosts[host].len()) as u64;
-            starts.push(starts[starts.len() - 1] + pairs * longest);
-        }
-        starts
+    /// The ranks of other hosts for which local index `index` gathers.
+    fn served(&self, index: usize) -> impl Iterator<Item = u32> {
+        let locals = self.place.locals.len();
+        self.hosts(true).flat_map(move |host| host.iter().skip(index).step_by(locals).copied())
+    }
+
+    /// Whether the blocks from a host's ranks come in one message; else each in its own. All in one where blocks are
+    /// short.
+    fn together(&self) -> bool {
+        self.pieces == 1
+    }
+
+    /// Where all blocks from a host's ranks lie in the output, if that is one stretch.
+    fn stretch(&self, host: &[u32], piece: Piece) -> Option<Span> {
+        let consecutive = host.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+        let first = self.block(Space::Output, host[0], piece);
+        consecutive.then(|| Span { len: first.len * host.len() as u64, ..first })
     }
 }
 
 pub(super) fn all_to_all(place: &Place<'_>) -> Program {
-    let (shape, n) = (place.shape, place.shape.world_size());
+    let (shape, n, locals) = (place.shape, place.shape.world_size(), place.locals.len());
     let len = shape.counts.part(0);
     let in_place = shape.alias == Alias::InPlace;
     let (_, most) = place.most();
-    // In place, a block arrives where another may still wait to be read, on both sides: the input is put aside.
-    let pieces = pipeline::pieces(len.saturating_mul((most * most) as u64), shape.piece, 4 * n);
+    let pieces = pipeline::pieces(len.saturating_mul(most as u64), shape.piece, 4 * n);
+    // In place, a block arrives where another may still wait to be read: the input is put aside.
     let blocks = Blocks { place, len, pieces, aside: if in_place { n as u64 * len } else { 0 } };
-    let out = blocks.starts(true, 0);
-    let both = blocks.starts(false, out[out.len() - 1]);
-    let slot = both[both.len() - 1];
-    // What this rank exchanges with the k-th host that it serves: for each rank of the receivers, from each sender.
-    let packed = |starts: &[u64], k: usize, piece: Piece, pairs: std::ops::Range<usize>| {
-        let (one, first) = (blocks.elements(piece), blocks.aside + piece.slot as u64 * slot + starts[k]);
-        Span::scratch(first + pairs.start as u64 * one, pairs.len() as u64 * one)
+    let longest = split_start(len, pieces, 1);
+    let packed_len = (blocks.served(place.index).count() * locals) as u64 * longest;
+    // What is to be scattered over the output is received into the scratch behind what is packed.
+    let slot = packed_len + if blocks.together() { n as u64 * len } else { 0 };
+    // What this rank gathers for the k-th rank that it serves, from some of the local ranks.
+    let packed = |k: usize, piece: Piece, from: std::ops::Range<usize>| {
+        let one = blocks.elements(piece);
+        let first = blocks.aside + piece.slot as u64 * slot + (k * locals + from.start) as u64 * one;
+        Span::scratch(first, from.len() as u64 * one)
     };
-    let locals = place.locals.len();
+    let give = |lane: &mut Lane<'_>, piece: Piece| {
+        if in_place {
+            for rank in (0..n as u32).filter(|&rank| rank != place.rank) {
+                lane.copy(blocks.block(Space::Input, rank, piece), blocks.input(rank, piece));
+            }
+        } else {
+            lane.copy(blocks.input(place.rank, piece), blocks.block(Space::Output, place.rank, piece));
+        }
+        for index in (1..locals).map(|d| (place.index + d) % locals) {
+            let local = place.locals[index];
+            lane.send(local, blocks.input(local, piece));
+            blocks.served(index).for_each(|to| lane.send(local, blocks.input(to, piece)));
+        }
+    };
     let gather = |lane: &mut Lane<'_>, piece: Piece| {
-        for (k, (distance, host)) in blocks.served(true).enumerate() {
-            let theirs = &place.hosts[host];
+        for (local, _) in place.others_back() {
+            lane.recv(local, blocks.block(Space::Output, local, piece));
+        }
+        for (k, to) in blocks.served(place.index).enumerate() {
             for (i, &local) in place.locals.iter().enumerate() {
-                for (j, &to) in theirs.iter().enumerate() {
-                    let at = packed(&out, k, piece, j * locals + i..j * locals + i + 1);
-                    match local == place.rank {
-                        true => lane.copy(blocks.input(to, piece), at),
-                        false => lane.recv(local, at),
-                    }
+                let at = packed(k, piece, i..i + 1);
+                match local == place.rank {
+                    true => lane.copy(blocks.input(to, piece), at),
+                    false => lane.recv(local, at),
                 }
             }
-            let to = theirs[Blocks::server(distance, theirs.len())];
-            lane.send(to, packed(&out, k, piece, 0..locals * theirs.len()));
-        }
-    };
-    let hand_out = |lane: &mut Lane<'_>, piece: Piece| {
-        for (k, (distance, host)) in blocks.served(false).enumerate() {
-            let theirs = &place.hosts[host];
-            let from = theirs[Blocks::server(distance, theirs.len())];
-            lane.recv(from, packed(&both, k, piece, 0..locals * theirs.len()));
-            for (j, &local) in place.locals.iter().enumerate() {
-                for (i, &source) in theirs.iter().enumerate() {
-                    let at = packed(&both, k, piece, j * theirs.len() + i..j * theirs.len() + i + 1);
-                    match local == place.rank {
-                        true => lane.copy(at, blocks.block(Space::Output, source, piece)),
-                        false => lane.send(local, at),
-                    }
-                }
+            match blocks.together() {
+                true => lane.send(to, packed(k, piece, 0..locals)),
+                false => (0..locals).for_each(|i| lane.send(to, packed(k, piece, i..i + 1))),
             }
         }
     };
-    // The other local ranks' servers, by distance.
-    let foreign = |distance: usize| {
-        let server = place.locals[Blocks::server(distance, locals)];
-        (server != place.rank).then_some(server)
+    let await_hosts = |lane: &mut Lane<'_>, piece: Piece| {
+        let mut aside = blocks.aside + packed_len;
+        for host in blocks.hosts(false) {
+            let from = host[place.index % host.len()];
+            if !blocks.together() {
+                host.iter().for_each(|&source| lane.recv(from, blocks.block(Space::Output, source, piece)));
+            } else if let Some(stretch) = blocks.stretch(host, piece) {
+                lane.recv(from, stretch);
+            } else {
+                lane.recv(from, Span::scratch(aside, host.len() as u64 * len));
+                for &source in host {
+                    lane.copy(Span::scratch(aside, len), blocks.block(Space::Output, source, piece));
+                    aside += len;
+                }
+            }
+        }
     };
-    let hosts = place.hosts.len();
-    pipeline::run(place, pieces, 4, 4, |lane, stage, piece| match stage {
-        0 => {
-            if in_place {
-                for rank in (0..n as u32).filter(|&rank| rank != place.rank) {
-                    lane.copy(blocks.block(Space::Input, rank, piece), blocks.input(rank, piece));
-                }
-            }
-            place.others().for_each(|(to, _)| lane.send(to, blocks.input(to, piece)));
-            if !in_place {
-                lane.copy(blocks.input(place.rank, piece), blocks.block(Space::Output, place.rank, piece));
-            }
-            for (distance, server) in (1..hosts).filter_map(|d| Some((d, foreign(d)?))) {
-                for &to in &place.hosts[(place.host + distance) % hosts] {
-                    lane.send(server, blocks.input(to, piece));
-                }
-            }
-        }
-        1 => {
-            for (local, _) in place.others_back() {
-                lane.recv(local, blocks.block(Space::Output, local, piece));
-            }
-            gather(lane, piece);
-        }
-        2 => hand_out(lane, piece),
-        _ => {
-            for (distance, server) in (1..hosts).filter_map(|d| Some((d, foreign(d)?))) {
-                for &source in &place.hosts[(place.host + hosts - distance) % hosts] {
-                    lane.recv(server, blocks.block(Space::Output, source, piece));
-                }
-            }
-        }
+    pipeline::run(place, pieces, 3, 3, |lane, stage, piece| match stage {
+        0 => give(lane, piece),
+        1 => gather(lane, piece),
+        _ => await_hosts(lane, piece),
     })
 }

@@ -11,7 +11,7 @@
 //! | all-gather | | all-gather | all-gather |
 //! | broadcast | scatter, on the root's host | chain or tree | all-gather |
 //! | reduce | reduce-scatter | reduce-scatter, gather to the root's host | gather |
-//! | all-to-all | gather for each host | one message for each two hosts | scatter |
+//! | all-to-all | all-to-all of what is for each rail | all-to-all | |
 //!
 //! What happens across is [`Across`]. Everything is pipelined in pieces. With every way across
 //! but the ring the reductions keep the canonical order, for every layout.

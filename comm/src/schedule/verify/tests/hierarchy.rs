@@ -132,7 +132,7 @@ fn a_reduction_leaves_each_host_once() {
 }
 
 #[test]
-fn all_to_all_sends_one_message_from_host_to_host() {
+fn all_to_all_sends_one_message_from_a_host_to_a_rank() {
     for (mut call, hosts) in calls_of(|_| 12) {
         call.piece = 1 << 20;
         let layout = Layout::new(&call.hosts);
@@ -140,7 +140,7 @@ fn all_to_all_sends_one_message_from_host_to_host() {
         let to_others = |ranks: &Vec<u32>| (ranks.len() * (n - ranks.len())) as u64 * call.count;
         let (sent, messages) = across("hierarchical", Collective::AllToAll, &call);
         assert_eq!(sent, layout.hosts().iter().map(to_others).collect::<Vec<_>>(), "{call:?}");
-        assert_eq!(messages as u64, hosts * (hosts - 1), "{call:?}");
+        assert_eq!(messages as u64, (hosts - 1) * n as u64, "{call:?}");
     }
 }
 
@@ -182,7 +182,7 @@ fn hierarchies_take_few_rounds() {
         ("hierarchical", Collective::Broadcast, 9),
         ("hierarchical-tree", Collective::Broadcast, 5),
         ("hierarchical", Collective::Reduce, 4),
-        ("hierarchical", Collective::AllToAll, 3),
+        ("hierarchical", Collective::AllToAll, 2),
     ] {
         let algorithm = by_name(name).expect(name);
         let report = verify(algorithm, &call.shapes(collective)).unwrap_or_else(|e| panic!("{name}: {e}"));
