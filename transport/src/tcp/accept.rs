@@ -4,18 +4,21 @@
 //! A connection waits without a thread until it says something; a stranger that says nothing costs a descriptor
 //! for [`HANDSHAKE`], one that says the wrong thing a thread for an instant.
 
+use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::connect::tune;
+use super::link::{Common, TcpLink};
 use super::listen::descriptors;
-use crate::secure::{Secret, respond};
+use crate::secure::{Session, respond};
 use crate::{Error, Result};
 
 /// What both ends of a data connection agree on; who they are follows inside the session.
@@ -30,66 +33,18 @@ const SILENT: usize = 256;
 /// At most one line about strangers in this time.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
-/// A stream from a peer, ready for frames.
+/// What the threads share.
 #[derive(Debug)]
-pub struct Arrival {
-    pub slot: usize,
-    pub stream: TcpStream,
-    pub address: SocketAddr,
-}
-
-/// What the threads share with the endpoint.
-#[derive(Debug)]
-pub struct Door {
-    me: usize,
-    /// By rank, its place among the peers.
-    slots: Vec<Option<usize>>,
-    secret: Secret,
-    waker: mio::Waker,
+struct Door {
+    common: Arc<Common>,
+    /// By rank.
+    links: HashMap<usize, Arc<TcpLink>>,
     stop: AtomicBool,
     wake: OwnedFd,
-    arrived: Mutex<Vec<Result<Arrival>>>,
-    any: AtomicBool,
-    /// By place: streams whose peer believes them open, but which the endpoint has not taken yet.
-    arriving: Vec<AtomicUsize>,
     warned: Mutex<Option<(Instant, usize)>>,
 }
 
 impl Door {
-    /// Whether [`Door::take`] has something. Costs one load.
-    #[inline]
-    pub fn any(&self) -> bool {
-        self.any.load(Ordering::Acquire)
-    }
-
-    /// The streams that arrived; an error is one that keeps others from arriving.
-    pub fn take(&self) -> Vec<Result<Arrival>> {
-        self.any.store(false, Ordering::Release);
-        std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// The endpoint took a stream of this peer.
-    pub fn taken(&self, slot: usize) {
-        self.arriving[slot].fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Whether a stream of this peer may still come out of [`Door::take`].
-    pub fn arriving(&self, slot: usize) -> bool {
-        self.arriving[slot].load(Ordering::Acquire) > 0
-    }
-
-    fn push(&self, arrival: Result<Arrival>) {
-        {
-            let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-            // One error is enough until somebody reads it: running out of descriptors repeats itself.
-            if arrival.is_ok() || arrived.iter().all(|a| a.is_ok()) {
-                arrived.push(arrival);
-            }
-        }
-        self.any.store(true, Ordering::Release);
-        let _ = self.waker.wake();
-    }
-
     fn ring(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -108,7 +63,7 @@ impl Door {
         *warned = Some((Instant::now(), 0));
         tracing::warn!(
             "rank {}: {address} connected and was sent away: {why} ({quiet} more since the last such line)",
-            self.me
+            self.common.me
         );
     }
 
@@ -116,27 +71,22 @@ impl Door {
     fn handshake(&self, stream: TcpStream, address: SocketAddr) -> Result<()> {
         let until = Instant::now() + HANDSHAKE;
         let timed = Timed { stream, until, stop: Some(&self.stop) };
-        let mut session = respond(timed, &self.secret, CONTEXT)?;
+        let mut session = respond(timed, &self.common.secret, CONTEXT)?;
         let identity = session.receive(IDENTITY)?;
         let (from, to) = decode_identity(&identity).ok_or_else(|| refused(address, "sent no identity"))?;
-        let slot = self.slots.get(from).copied().flatten();
-        let problem = match slot {
-            _ if to != self.me => format!("looks for rank {to}, this is rank {}", self.me),
-            None => format!("says it is rank {from}, which is no peer by TCP of rank {}", self.me),
-            Some(slot) => {
-                // From here on the peer may send and leave at once: its goodbye must not overtake this stream.
-                self.arriving[slot].fetch_add(1, Ordering::AcqRel);
-                return match session.send(WELCOME) {
-                    Ok(()) => {
-                        let stream = session.into_inner().stream;
-                        self.push(Ok(Arrival { slot, stream, address }));
-                        Ok(())
-                    }
-                    Err(e) => {
-                        self.taken(slot);
-                        Err(e)
-                    }
-                };
+        let me = self.common.me;
+        let problem = match self.links.get(&from) {
+            _ if to != me => format!("looks for rank {to}, this is rank {me}"),
+            None => format!("says it is rank {from}, which is no peer by TCP of rank {me}"),
+            // This rank's own attempt holds, or both have a connection already.
+            Some(link) if !link.meeting.answer() => return session.send(CROSSED),
+            Some(link) => {
+                let confirmed = confirm(session);
+                if confirmed.is_err() {
+                    link.meeting.answered(None);
+                }
+                link.answered(Arc::new(confirmed?));
+                return Ok(());
             }
         };
         let _ = session.send(problem.as_bytes());
@@ -144,44 +94,39 @@ impl Door {
     }
 }
 
+/// Welcomes a peer. Once it confirms, both sides hold the stream.
+fn confirm(mut session: Session<Timed<'_>>) -> Result<TcpStream> {
+    session.send(WELCOME)?;
+    session.receive(CONFIRMED.len())?;
+    let stream = session.into_inner().stream;
+    let prepared = tune(&stream).and_then(|()| stream.set_nonblocking(true));
+    prepared.map_err(|e| Error::system("preparing a connection", e))?;
+    Ok(stream)
+}
+
 /// The thread that accepts; stopped and joined when dropped.
 #[derive(Debug)]
 pub struct Acceptor {
-    pub door: Arc<Door>,
+    door: Arc<Door>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Acceptor {
-    /// Starts to answer for rank `me`; `peers` by place.
-    pub fn start(
-        listener: TcpListener,
-        me: usize,
-        peers: &[usize],
-        secret: &Secret,
-        waker: mio::Waker,
-    ) -> Result<Acceptor> {
-        let mut slots = vec![None; peers.iter().max().map_or(0, |last| last + 1)];
-        for (slot, &peer) in peers.iter().enumerate() {
-            slots[peer] = Some(slot);
-        }
+    /// Starts to answer for the rank of these links.
+    pub fn start(listener: TcpListener, common: &Arc<Common>, links: &[Arc<TcpLink>]) -> Result<Acceptor> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| descriptors("starting to accept connections", e.into()))?;
         let door = Arc::new(Door {
-            me,
-            slots,
-            secret: secret.clone(),
-            waker,
+            common: common.clone(),
+            links: links.iter().map(|link| (link.peer, link.clone())).collect(),
             stop: AtomicBool::new(false),
             wake,
-            arrived: Mutex::new(Vec::new()),
-            any: AtomicBool::new(false),
-            arriving: peers.iter().map(|_| AtomicUsize::new(0)).collect(),
             warned: Mutex::new(None),
         });
-        let thread = (!peers.is_empty()).then(|| {
+        let thread = (!links.is_empty()).then(|| {
             let door = door.clone();
             let run = move || Accepting { door, listener, silent: Vec::new(), workers: Vec::new() }.run();
-            thread::Builder::new().name(format!("nd-accept-{me}")).spawn(run)
+            thread::Builder::new().name(format!("nd-accept-{}", common.me)).spawn(run)
         });
         let thread =
             thread.transpose().map_err(|e| Error::system("starting a thread to accept connections", e))?;
@@ -281,9 +226,9 @@ impl Accepting {
             }
             door.ring();
         };
-        match thread::Builder::new().name(format!("nd-hello-{}", self.door.me)).spawn(work) {
+        match thread::Builder::new().name(format!("nd-hello-{}", self.door.common.me)).spawn(work) {
             Ok(worker) => self.workers.push(worker),
-            Err(e) => self.door.push(Err(Error::system("starting a thread for a handshake", e))),
+            Err(e) => self.door.common.arrivals.push(Err(Error::system("starting a thread for a handshake", e))),
         }
     }
 
@@ -298,7 +243,7 @@ impl Accepting {
                         Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
                     ) =>
                 {
-                    self.door.push(Err(descriptors("accepting a connection", e)));
+                    self.door.common.arrivals.push(Err(descriptors("accepting a connection", e)));
                     // The connection stays in the backlog: the listener would be ready again at once.
                     thread::sleep(TICK);
                     return;
@@ -367,6 +312,10 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// What the acceptor says to a peer.
 pub const WELCOME: &[u8] = b"welcome";
+/// The same, when it is about to connect to that peer itself.
+pub const CROSSED: &[u8] = b"crossed";
+/// What a welcome peer says.
+pub const CONFIRMED: &[u8] = b"confirmed";
 /// The length of an identity.
 const IDENTITY: usize = 16;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::accept::{CONTEXT, Timed, WELCOME, encode_identity};
+use super::accept::{CONFIRMED, CONTEXT, CROSSED, Timed, WELCOME, encode_identity};
 use super::address::Candidate;
 use super::listen::{descriptors, set_buffers};
 use crate::secure::{CLOSED, Secret, initiate};
@@ -24,14 +24,22 @@ pub struct Target<'a> {
     pub candidates: &'a [Candidate],
 }
 
-/// Connects and proves both sides; gives the stream, in non-blocking mode, and which candidate it was.
+/// What came of connecting.
+#[derive(Debug)]
+pub enum Connected {
+    /// The stream, in non-blocking mode, and by which candidate.
+    Stream(TcpStream, usize),
+    /// The peer is connecting too, and its attempt holds.
+    Crossed,
+}
+
+/// Connects and proves both sides.
 pub fn connect(
     target: Target<'_>,
     secret: &Secret,
     buffer: Option<usize>,
-    timeout: Duration,
-) -> Result<(TcpStream, usize)> {
-    let until = Instant::now() + timeout;
+    until: Instant,
+) -> Result<Connected> {
     let mut tried = Vec::new();
     let mut refusal = None;
     for (at, candidate) in target.candidates.iter().enumerate() {
@@ -53,7 +61,8 @@ pub fn connect(
         };
         // Whoever accepts the connection answers from a thread of its own; it may be busy with many others.
         match introduce(stream, target, secret, until) {
-            Ok(stream) => return Ok((stream, at)),
+            Ok(Some(stream)) => return Ok(Connected::Stream(stream, at)),
+            Ok(None) => return Ok(Connected::Crossed),
             Err(e) => {
                 tried.push(format!("{}{}: {e}", candidate.to, via(candidate)));
                 // One that closes without an answer is leaving, or no peer at all: another address may be right.
@@ -97,17 +106,27 @@ pub fn tune(stream: &TcpStream) -> io::Result<()> {
     SockRef::from(stream).set_tcp_keepalive(&alive)
 }
 
-fn introduce(stream: TcpStream, target: Target<'_>, secret: &Secret, until: Instant) -> Result<TcpStream> {
+/// The stream once both sides hold it; none where the peer's own attempt holds.
+fn introduce(
+    stream: TcpStream,
+    target: Target<'_>,
+    secret: &Secret,
+    until: Instant,
+) -> Result<Option<TcpStream>> {
     let mut session = initiate(Timed { stream, until, stop: None }, secret, CONTEXT)?;
     session.send(&encode_identity(target.from, target.to))?;
     let answer = session.receive(256)?;
+    if answer == CROSSED {
+        return Ok(None);
+    }
     if answer != WELCOME {
         let why = String::from_utf8_lossy(&answer).into_owned();
         return Err(Error::Refused { who: "the other side".into(), why });
     }
+    session.send(CONFIRMED)?;
     let stream = session.into_inner().stream;
     stream.set_nonblocking(true).map_err(|e| Error::system("preparing a connection", e))?;
-    Ok(stream)
+    Ok(Some(stream))
 }
 
 fn via(candidate: &Candidate) -> String {

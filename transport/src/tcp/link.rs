@@ -1,17 +1,17 @@
 //! The way to one peer.
 #![allow(unsafe_code)] // `Link::put` and `Link::read` are unsafe to call
 
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
-use mio::{Interest, Registry, Token};
-
+use super::accept::canonical;
 use super::address::Candidate;
-use super::connect::{Target, connect};
+use super::connect::{Connected, Target, connect};
+use super::meeting::{Arrival, Arrivals, Dialled, Meeting, Turn};
 use super::outgoing::{Gone, Outgoing};
 use super::wire::{HEAD, Put};
 use crate::secure::Secret;
@@ -21,14 +21,12 @@ use crate::{Abilities, Cost, Error, Link, Part, Result, Signal, Ticket, Transpor
 #[derive(Debug)]
 pub struct Common {
     pub me: usize,
-    pub registry: Registry,
     pub secret: Secret,
     pub buffer: Option<usize>,
     pub timeout: Duration,
+    pub arrivals: Arrivals,
     /// How many links have something waiting.
     pub waiting: AtomicUsize,
-    /// How many peers are leaving.
-    pub leaving: AtomicUsize,
     pub closed: AtomicBool,
 }
 
@@ -37,10 +35,12 @@ pub struct Common {
 pub struct TcpLink {
     pub(super) common: Arc<Common>,
     pub(super) peer: usize,
+    /// The peer's place among those reached by TCP.
+    pub(super) slot: usize,
     pub(super) host: String,
     pub(super) candidates: Vec<Candidate>,
     pub(super) cost: Cost,
-    pub(super) token: Token,
+    pub(super) meeting: Meeting,
     out: Mutex<Option<Outgoing>>,
     /// Bytes ever put, and of these the ones that the kernel took. A ticket is a position in this stream.
     put: AtomicU64,
@@ -49,9 +49,7 @@ pub struct TcpLink {
     waiting: AtomicBool,
     /// The kernel would take no more, and the poll did not say otherwise since.
     blocked: AtomicBool,
-    /// Seen on our own connection; what the peer sent before may still have to be read from its connection.
-    leaving: OnceLock<Gone>,
-    /// Nothing more comes from the peer.
+    /// Nothing more comes from the peer, and nothing goes there.
     gone: OnceLock<Gone>,
     /// Between which addresses, once connected.
     path: OnceLock<String>,
@@ -60,24 +58,24 @@ pub struct TcpLink {
 impl TcpLink {
     pub(super) fn new(
         common: Arc<Common>,
+        slot: usize,
         (peer, host): (usize, String),
         candidates: Vec<Candidate>,
         cost: Cost,
-        token: Token,
     ) -> TcpLink {
         TcpLink {
+            meeting: Meeting::new(common.me, peer),
             common,
             peer,
+            slot,
             host,
             candidates,
             cost,
-            token,
             out: Mutex::new(None),
             put: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
-            leaving: OnceLock::new(),
             gone: OnceLock::new(),
             path: OnceLock::new(),
         }
@@ -89,10 +87,6 @@ impl TcpLink {
 
     pub(super) fn gone(&self) -> Option<&Gone> {
         self.gone.get()
-    }
-
-    pub(super) fn leaving(&self) -> Option<&Gone> {
-        self.leaving.get()
     }
 
     /// Whether something waits that the kernel might take.
@@ -110,67 +104,42 @@ impl TcpLink {
     }
 
     /// Sends what waits; whether anything moved.
-    pub(super) fn flush(&self) -> Result<bool> {
+    pub(super) fn flush(&self) -> bool {
         let mut guard = self.out();
-        let Some(out) = guard.as_mut() else { return Ok(false) };
+        let Some(out) = guard.as_mut() else { return false };
         match out.flush() {
             Ok((sent, blocked)) => {
                 self.sent.fetch_add(sent as u64, Ordering::AcqRel);
                 self.blocked.store(blocked, Ordering::Release);
                 self.set_waiting(!out.pending.is_empty());
-                Ok(sent > 0)
+                sent > 0
             }
-            Err(e) => Err(self.failed(&mut guard, &e)),
+            Err(e) => {
+                out.fail(&e, true);
+                self.forget();
+                true
+            }
         }
-    }
-
-    /// Looks whether the peer said goodbye or vanished. An error where something still waited for it.
-    pub(super) fn listen(&self) -> Result<()> {
-        let mut guard = self.out();
-        let Some(gone) = guard.as_mut().and_then(Outgoing::listen) else { return Ok(()) };
-        let waited = guard.as_ref().is_some_and(|out| !out.pending.is_empty());
-        let error = waited.then(|| self.lost(&gone.cause));
-        self.leave(&mut guard, gone);
-        error.map_or(Ok(()), Err)
     }
 
     /// Nothing more comes from the peer, so nothing more goes there. Gives what to report, once: unless the peer
     /// left in order and nothing waited for it.
-    pub(super) fn end(&self, gone: Gone) -> Option<Error> {
-        let mut guard = self.out();
-        let waited = guard.as_ref().is_some_and(|out| !out.pending.is_empty());
-        let error = (waited || !gone.orderly).then(|| self.lost(&gone.cause));
-        self.leave(&mut guard, gone.clone());
-        let first = self.gone.set(gone).is_ok();
-        if first {
-            self.common.leaving.fetch_sub(1, Ordering::AcqRel);
+    pub(super) fn end(&self, mut gone: Gone) -> Option<Error> {
+        let out = self.out().take();
+        let owes = out.as_ref().is_some_and(|out| out.owes || !out.pending.is_empty());
+        if let (false, Some(broken)) = (gone.orderly, out.and_then(|out| out.broken)) {
+            gone.cause = format!("{}; {broken}", gone.cause);
         }
+        let error = (owes || !gone.orderly).then(|| self.lost(&gone.cause));
+        self.meeting.end();
+        self.forget();
+        let first = self.gone.set(gone).is_ok();
         error.filter(|_| first)
     }
 
-    /// The peer left in order, or it is still to be decided how.
+    /// It left in order.
     fn excused(&self) -> bool {
-        self.leaving.get().is_some() && self.gone.get().is_none_or(|gone| gone.orderly)
-    }
-
-    /// Writing failed: a goodbye may explain it.
-    fn failed(&self, guard: &mut Option<Outgoing>, e: &std::io::Error) -> Error {
-        let gone = match guard.as_mut().and_then(Outgoing::listen) {
-            Some(gone) if gone.orderly => gone,
-            _ => Gone::lost(format!("sending to it failed: {e}")),
-        };
-        let error = self.lost(&gone.cause);
-        self.leave(guard, gone);
-        error
-    }
-
-    /// Closes our connection. Lent memory is not touched from here on.
-    fn leave(&self, guard: &mut Option<Outgoing>, gone: Gone) {
-        *guard = None;
-        if self.leaving.set(gone).is_ok() {
-            self.common.leaving.fetch_add(1, Ordering::AcqRel);
-        }
-        self.forget();
+        self.gone.get().is_some_and(|gone| gone.orderly)
     }
 
     pub(super) fn forget(&self) {
@@ -188,38 +157,80 @@ impl TcpLink {
         }
     }
 
+    /// A connection: the peer's, if it has come or is about to, or one that this rank opens.
     #[cold]
-    fn open(&self) -> Result<Outgoing> {
+    fn meet(&self) -> Result<Arc<TcpStream>> {
         let common = &self.common;
-        let target =
-            Target { from: common.me, to: self.peer, host: &self.host, candidates: &self.candidates };
-        let (stream, at) = connect(target, &common.secret, common.buffer, common.timeout)?;
+        let until = Instant::now() + common.timeout;
+        let unreachable = |why| Error::Unreachable { from: common.me, to: self.peer, why };
+        loop {
+            match self.meeting.approach(until) {
+                Turn::Use(stream) => return Ok(stream),
+                Turn::Dial => {}
+                Turn::Leave => {
+                    let why = format!("it was about to connect, and did not within {:?}", common.timeout);
+                    return Err(unreachable(why));
+                }
+            }
+            let target =
+                Target { from: common.me, to: self.peer, host: &self.host, candidates: &self.candidates };
+            match connect(target, &common.secret, common.buffer, until) {
+                Ok(Connected::Stream(stream, at)) => {
+                    self.set_path(&stream, at);
+                    let stream = Arc::new(stream);
+                    common.arrivals.push(Ok(Arrival { slot: self.slot, stream: stream.clone() }));
+                    self.meeting.dialled(Dialled::Stream(stream));
+                }
+                Ok(Connected::Crossed) => self.meeting.dialled(Dialled::Crossed),
+                Err(e) => {
+                    self.meeting.dialled(Dialled::Failed);
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    fn set_path(&self, stream: &TcpStream, at: usize) {
         let candidate = &self.candidates[at];
         let ours = stream.local_addr().map_or_else(|_| "?".into(), |a| a.to_string());
         let via = candidate.via.as_ref().map_or_else(String::new, |v| format!(" ({v})"));
         let _ = self.path.set(format!("tcp {ours}{via} -> {}: {}", candidate.to, candidate.reason));
-        let mut stream = TcpStream::from_std(stream);
-        common
-            .registry
-            .register(&mut stream, self.token, Interest::READABLE | Interest::WRITABLE)
-            .map_err(|e| Error::system("watching a connection", e))?;
-        Ok(Outgoing::new(stream))
+    }
+
+    /// What the peer's connection, which has just been confirmed, is.
+    pub(super) fn answered(&self, stream: Arc<TcpStream>) {
+        let address = |a: std::io::Result<SocketAddr>| a.map_or_else(|_| "?".into(), |a| canonical(a).to_string());
+        let (ours, theirs) = (address(stream.local_addr()), address(stream.peer_addr()));
+        let _ = self.path.set(format!("tcp {ours} <- {theirs}: the peer connected"));
+        self.common.arrivals.push(Ok(Arrival { slot: self.slot, stream: stream.clone() }));
+        self.meeting.answered(Some(stream));
     }
 
     /// The connection, opened if this is the first use.
     #[inline]
     fn opened<'a>(&self, guard: &'a mut Option<Outgoing>) -> Result<&'a mut Outgoing> {
         if guard.is_none() {
-            if let Some(gone) = self.gone.get().or(self.leaving.get()) {
+            if let Some(gone) = self.gone.get() {
                 return Err(self.lost(&gone.cause));
             }
             if self.common.closed.load(Ordering::Acquire) {
                 let why = "this rank has closed its endpoint".into();
                 return Err(Error::Unreachable { from: self.common.me, to: self.peer, why });
             }
-            *guard = Some(self.open().inspect_err(|e| self.leave(&mut None, Gone::lost(e.to_string())))?);
+            let stream = self.meet().inspect_err(|e| {
+                let _ = self.gone.set(Gone::lost(e.to_string()));
+            })?;
+            *guard = Some(Outgoing::new(stream));
         }
         Ok(guard.as_mut().expect("opened above"))
+    }
+
+    /// What the endpoint sends its goodbye on, if there is a connection.
+    pub(super) fn joined<'a>(&self, guard: &'a mut Option<Outgoing>) -> Option<&'a mut Outgoing> {
+        if guard.is_none() {
+            *guard = self.meeting.stream().map(Outgoing::new);
+        }
+        guard.as_mut()
     }
 }
 
@@ -245,23 +256,31 @@ impl Link for TcpLink {
         let head = Put { len: len as u64, at, signal }.encode();
         let mut guard = self.out();
         let out = self.opened(&mut guard)?;
-        // SAFETY: the caller's promise is the one that is asked for; `leave` and the endpoint's end clear what waits.
+        let end = self.put.load(Ordering::Relaxed) + (HEAD + len) as u64;
+        self.put.store(end, Ordering::Relaxed);
+        if out.broken.is_some() {
+            out.owes |= len > 0;
+            return Ok(Ticket(end));
+        }
+        // SAFETY: the caller's promise is the one that is asked for; a failure and the endpoint's end clear what waits.
         match unsafe { out.pending.put(out.stream.as_fd(), &head, parts) } {
             Ok(sent) => {
-                let end = self.put.load(Ordering::Relaxed) + (HEAD + len) as u64;
-                self.put.store(end, Ordering::Relaxed);
                 self.sent.fetch_add(sent as u64, Ordering::AcqRel);
                 if sent < HEAD + len {
                     self.set_waiting(true);
                 }
-                Ok(Ticket(end))
             }
-            Err(e) => Err(self.failed(&mut guard, &e)),
+            // What the peer said before is still to be read: `Tcp::progress` judges.
+            Err(e) => {
+                out.fail(&e, len > 0);
+                self.forget();
+            }
         }
+        Ok(Ticket(end))
     }
 
     fn connected(&self) -> bool {
-        self.out().is_some()
+        self.meeting.stream().is_some()
     }
 
     fn reach(&self) -> Result<()> {
@@ -269,8 +288,7 @@ impl Link for TcpLink {
         if self.excused() { Ok(()) } else { reached }
     }
 
-    /// A signal to a peer that left in order is nobody's loss: whoever still needs that peer notices by waiting. As
-    /// its goodbye may still be unread, a peer that cannot be reached is left to [`super::Tcp::progress`] to judge.
+    /// A signal to a peer that left in order is nobody's loss: whoever still needs that peer notices by waiting.
     fn signal(&self, signal: Signal) -> Result<()> {
         // SAFETY: no memory is lent.
         match unsafe { self.put(&[], 0, Some(signal)) } {

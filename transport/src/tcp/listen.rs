@@ -122,7 +122,7 @@ pub fn descriptors(what: &str, e: io::Error) -> Error {
     let limit = getrlimit(Resource::Nofile).current;
     Error::Limit {
         what: format!("{what}: open files"),
-        needed: "2 per peer by TCP, and some 20 more".into(),
+        needed: "1 per peer by TCP, and some 20 more".into(),
         limit: limit.map_or("unlimited".into(), |l| l.to_string()),
         remedy: "raise it (`ulimit -n`)".into(),
     }
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn running_out_of_descriptors_names_the_limit() {
         let e = descriptors("connecting to rank 3", io::Error::from_raw_os_error(libc::EMFILE)).to_string();
-        assert!(e.contains("connecting to rank 3: open files: needs 2 per peer"), "{e}");
+        assert!(e.contains("connecting to rank 3: open files: needs 1 per peer"), "{e}");
         assert!(e.contains("the limit is") && e.contains("ulimit -n"), "{e}");
     }
 }

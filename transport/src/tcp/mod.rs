@@ -1,7 +1,6 @@
 //! Between any hosts: authenticated streams, payload received straight into its destination.
 //!
-//! Connections are lazy and go one way: the first put from a to b connects a to b. What b puts to a goes over a
-//! connection of its own. The other direction of each carries nothing but a goodbye.
+//! Two ranks have one connection, made by the first put of either (`meeting`): what goes back acknowledges what came.
 //!
 //! | file | |
 //! |---|---|
@@ -11,6 +10,7 @@
 //! | `listen` | opening the port |
 //! | `accept` | answering: strangers out, peers in; the only threads here |
 //! | `connect` | opening a connection |
+//! | `meeting` | which of two ranks opens it |
 //! | `wire` | frames; pure |
 //! | `outgoing`, `link` | sending |
 //! | `receive` | receiving |
@@ -20,8 +20,9 @@
 //! poll: the fastest way to notice a small message. With more than `DIRECT` of them the poll says which are
 //! ready. The poll is edge-triggered: a connection that it named stays `ready` until a read finds nothing.
 //!
-//! **Leaving.** A peer is lost when its connection to us ends; or, when it has none, when ours to it ends. If both
-//! exist, what it sent before it left is received first.
+//! **Leaving.** A peer is lost when its connection ends; with a goodbye it left in order. What it sent before is
+//! received first, even where sending to it fails meanwhile. A rank that leaves waits until its peers' kernels have
+//! what it sent: closing over unread bytes would take it back.
 
 mod accept;
 pub mod address;
@@ -29,6 +30,7 @@ mod connect;
 pub mod interfaces;
 mod link;
 mod listen;
+mod meeting;
 mod outgoing;
 mod rails;
 mod raw;
@@ -39,36 +41,34 @@ pub mod wire;
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
-use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
-use rustix::event::PollFlags;
 
 pub use address::{Advertised, TcpCard};
 pub use listen::Listening;
 
 use crate::secure::Secret;
 use crate::{Card, Config, Cost, Error, Forked, Link, Region, Result};
-use accept::{Acceptor, Arrival, ready};
+use accept::Acceptor;
 use address::{Candidate, Filter, Interface, candidates};
 use link::{Common, TcpLink};
+use meeting::{Arrival, Arrivals};
 use outgoing::Gone;
 use receive::{BUFFER, End, Incoming};
 
-/// Up to this many incoming connections are read without asking the poll first.
+/// Up to this many connections are read without asking the poll first.
 const DIRECT: usize = 4;
-/// With few connections the poll is asked once in so many calls: for goodbyes on connections of ours.
+/// With few connections the poll is asked once in so many calls: for room to send.
 const SELDOM: u32 = 64;
-/// How long a peer whose connection broke may still be heard on its own connection to us.
-const GRACE: Duration = Duration::from_secs(1);
 /// How long leaving in order may take, all peers together.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// How often it is looked meanwhile whether a peer has everything.
+const FAREWELL_TICK: Duration = Duration::from_micros(100);
 
 const WAKE: Token = Token(usize::MAX - 1);
 const BELL: Token = Token(usize::MAX - 2);
@@ -83,7 +83,6 @@ pub struct Tcp {
     region: Arc<Region>,
     inbox: Mutex<Inbox>,
     acceptor: Mutex<Acceptor>,
-    door: Arc<accept::Door>,
     forked: Forked,
 }
 
@@ -98,8 +97,6 @@ struct Inbox {
     live: Vec<usize>,
     buffer: Box<[u8]>,
     calls: u32,
-    /// Peers whose connection to us or ours to them broke, since when.
-    broke: HashMap<usize, Instant>,
     /// What progress has not reported yet.
     errors: Vec<Error>,
 }
@@ -120,12 +117,11 @@ impl Tcp {
         let waker = Waker::new(poll.registry(), WAKE).map_err(watch)?;
         let common = Arc::new(Common {
             me,
-            registry: poll.registry().try_clone().map_err(watch)?,
             secret: secret.clone(),
             buffer: config.socket_buffer,
             timeout: config.start_timeout,
+            arrivals: Arrivals::new(waker),
             waiting: AtomicUsize::new(0),
-            leaving: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         });
         let filter = Filter::parse(&config.interfaces);
@@ -136,16 +132,10 @@ impl Tcp {
             let mut ways = candidates(&listening.interfaces, &filter, config.family, &card.tcp, same_host);
             rails::take_turns(&mut ways, &listening.interfaces, &filter, index);
             let cost = cost(&listening.interfaces, ways.first(), same_host);
-            Arc::new(TcpLink::new(
-                common.clone(),
-                (peer, card.host_name.clone()),
-                ways,
-                cost,
-                Token(2 * slot),
-            ))
+            Arc::new(TcpLink::new(common.clone(), slot, (peer, card.host_name.clone()), ways, cost))
         };
         let links: Vec<_> = peers.iter().enumerate().map(link).collect();
-        let acceptor = Acceptor::start(listening.listener, me, peers, secret, waker)?;
+        let acceptor = Acceptor::start(listening.listener, &common, &links)?;
         Ok(Tcp {
             common,
             slots: peers.iter().enumerate().map(|(slot, &peer)| (peer, slot)).collect(),
@@ -157,11 +147,9 @@ impl Tcp {
                 live: Vec::with_capacity(links.len()),
                 buffer: vec![0; BUFFER].into(),
                 calls: 0,
-                broke: HashMap::new(),
                 errors: Vec::new(),
             }),
             links,
-            door: acceptor.door.clone(),
             acceptor: Mutex::new(acceptor),
             forked: Forked::here(),
         })
@@ -179,7 +167,7 @@ impl Tcp {
     pub fn progress(&self) -> Result<bool> {
         let mut inbox = self.inbox();
         let mut moved = false;
-        if self.door.any() {
+        if self.common.arrivals.any() {
             self.adopt(&mut inbox);
             moved = true;
         }
@@ -196,14 +184,8 @@ impl Tcp {
         }
         if self.common.waiting.load(Ordering::Acquire) > 0 {
             for link in self.links.iter().filter(|l| l.may_flush()) {
-                match link.flush() {
-                    Ok(sent) => moved |= sent,
-                    Err(e) => inbox.errors.push(e),
-                }
+                moved |= link.flush();
             }
-        }
-        if self.common.leaving.load(Ordering::Acquire) > 0 {
-            self.resolve(&mut inbox);
         }
         if inbox.errors.is_empty() { Ok(moved) } else { Err(inbox.errors.remove(0)) }
     }
@@ -215,14 +197,13 @@ impl Tcp {
         let ready = inbox.live.iter().any(|&slot| inbox.incoming[slot].as_ref().is_some_and(|i| i.ready));
         let sending =
             self.common.waiting.load(Ordering::Acquire) > 0 && self.links.iter().any(|l| l.may_flush());
-        if ready || sending || self.door.any() || !inbox.errors.is_empty() {
+        if ready || sending || self.common.arrivals.any() || !inbox.errors.is_empty() {
             return Ok(());
         }
         if let Some(bell) = doorbell {
             inbox.watch(bell)?;
         }
-        let leaving = self.common.leaving.load(Ordering::Acquire) > 0;
-        let rung = self.poll(&mut inbox, if leaving { timeout.min(GRACE / 20) } else { timeout })?;
+        let rung = self.poll(&mut inbox, timeout)?;
         if let (Some(bell), true) = (doorbell, rung) {
             let mut datagram = [0; 64];
             while raw::receive(bell, &mut datagram).is_ok_and(|got| got.is_some()) {}
@@ -240,31 +221,22 @@ impl Tcp {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the streams that the acceptor's threads have finished with.
+    /// Takes the connections that were made.
     #[cold]
     fn adopt(&self, inbox: &mut Inbox) {
-        for arrival in self.door.take() {
-            match arrival.and_then(|a| self.take(inbox, a)) {
-                Ok(()) => {}
-                Err(e) => inbox.errors.push(e),
+        for arrival in self.common.arrivals.take() {
+            if let Err(e) = arrival.and_then(|arrival| self.take(inbox, arrival)) {
+                inbox.errors.push(e);
             }
         }
     }
 
-    fn take(&self, inbox: &mut Inbox, arrival: Arrival) -> Result<()> {
-        let Arrival { slot, stream, address } = arrival;
-        self.door.taken(slot);
-        let peer = self.links[slot].peer;
-        if inbox.incoming[slot].as_ref().is_some_and(|old| old.used()) {
-            return Err(Error::Protocol { rank: peer, what: format!("a second connection, from {address}") });
-        }
-        let prepared = connect::tune(&stream).and_then(|()| stream.set_nonblocking(true));
-        let mut stream = TcpStream::from_std(stream);
-        let token = Token(2 * slot + 1);
-        prepared
-            .and_then(|()| inbox.poll.registry().register(&mut stream, token, Interest::READABLE))
-            .map_err(|e| Error::system(format!("watching the connection from rank {peer}"), e))?;
-        inbox.live.retain(|&s| s != slot);
+    fn take(&self, inbox: &mut Inbox, Arrival { slot, stream }: Arrival) -> Result<()> {
+        let fd = stream.as_raw_fd();
+        let both = Interest::READABLE | Interest::WRITABLE;
+        inbox.poll.registry().register(&mut SourceFd(&fd), Token(slot), both).map_err(|e| {
+            Error::system(format!("watching the connection with rank {}", self.links[slot].peer), e)
+        })?;
         inbox.live.push(slot);
         inbox.incoming[slot] = Some(Incoming::new(stream));
         Ok(())
@@ -290,7 +262,6 @@ impl Tcp {
         inbox.incoming[slot] = None;
         let link = &self.links[slot];
         let error = match end {
-            End::Unused => None,
             End::Goodbye => link.end(Gone::goodbye()),
             End::Lost(cause) => link.end(Gone::lost(cause)),
             End::Broke(what) => {
@@ -312,18 +283,14 @@ impl Tcp {
             match event.token() {
                 WAKE => {}
                 BELL => rung = true,
-                Token(token) if token % 2 == 1 => {
-                    if let Some(incoming) = &mut inbox.incoming[token / 2] {
-                        incoming.ready = true;
-                    }
-                }
-                Token(token) => {
-                    let link = &self.links[token / 2];
+                Token(slot) => {
                     if event.is_writable() {
-                        link.unblock();
+                        self.links[slot].unblock();
                     }
-                    if event.is_readable() || event.is_read_closed() || event.is_error() {
-                        inbox.errors.extend(link.listen().err());
+                    if let Some(incoming) = &mut inbox.incoming[slot]
+                        && (event.is_readable() || event.is_read_closed() || event.is_error())
+                    {
+                        incoming.ready = true;
                     }
                 }
             }
@@ -331,55 +298,41 @@ impl Tcp {
         Ok(rung)
     }
 
-    /// Decides about peers whose goodbye, or end, was seen on a connection of ours.
-    #[cold]
-    fn resolve(&self, inbox: &mut Inbox) {
-        for (slot, link) in self.links.iter().enumerate() {
-            let (Some(leaving), None) = (link.leaving(), link.gone()) else { continue };
-            let heard = inbox.incoming[slot].is_some() || self.door.arriving(slot);
-            let since = *inbox.broke.entry(slot).or_insert_with(Instant::now);
-            if !heard || (!leaving.orderly && since.elapsed() > GRACE) {
-                inbox.errors.extend(link.end(leaving.clone()));
-            }
-        }
-    }
-
     /// Leaves in order: what waits is sent, then a goodbye, as far as that takes no longer than [`FAREWELL`].
     fn farewell(&self, inbox: &mut Inbox) {
         self.adopt(inbox);
         let until = Instant::now() + FAREWELL;
         for link in &self.links {
-            if let Some(out) = link.out().as_mut() {
+            if let Some(out) = link.joined(&mut link.out()) {
                 out.say_goodbye();
             }
         }
         // Peers that leave as well may be waiting for us to receive before they can send.
-        for link in &self.links {
+        self.until_all(inbox, until, |link| {
             let mut guard = link.out();
-            while let Some(out) = guard.as_mut() {
-                match out.flush() {
-                    Ok((_, false)) if out.pending.is_empty() => break,
-                    Ok((sent, _)) => {
-                        let left = until.saturating_duration_since(Instant::now());
-                        if left.is_zero() {
-                            break;
-                        }
-                        if sent == 0 {
-                            let _ =
-                                ready(out.stream.as_fd(), PollFlags::OUT, left.min(Duration::from_millis(5)));
-                        }
-                        inbox.drain();
-                    }
-                    Err(_) => break,
-                }
+            let Some(out) = guard.as_mut() else { return true };
+            let sent = out.broken.is_some() || out.flush().is_err() || out.pending.is_empty();
+            if sent {
+                out.finish();
             }
+            sent
+        });
+        self.until_all(inbox, until, |link| link.out().as_ref().is_none_or(|out| out.arrived()));
+    }
+
+    /// Until `done` with every peer, reading off what they say.
+    fn until_all(&self, inbox: &mut Inbox, until: Instant, done: impl Fn(&TcpLink) -> bool) {
+        let mut left: Vec<&TcpLink> = self.links.iter().map(|link| &**link).collect();
+        loop {
+            left.retain(|link| {
+                inbox.drain(link.slot);
+                !done(link)
+            });
+            if left.is_empty() || Instant::now() >= until {
+                return;
+            }
+            std::thread::sleep(FAREWELL_TICK);
         }
-        inbox.drain();
-        for incoming in inbox.incoming.iter().flatten() {
-            let _ = raw::send(incoming.stream.as_fd(), &wire::goodbye());
-            let _ = incoming.stream.shutdown(Shutdown::Write);
-        }
-        inbox.drain();
     }
 }
 
@@ -396,10 +349,8 @@ impl Drop for Tcp {
         }
         for link in &self.links {
             // In a child after fork the connections are the parent's: only our copies of the descriptors go.
-            match link.out().take() {
-                Some(out) if !self.forked.since() => out.close(),
-                _ => {}
-            }
+            drop(link.out().take());
+            link.meeting.end();
             link.forget();
         }
     }
@@ -416,15 +367,14 @@ impl Inbox {
             .map_err(|e| Error::system("watching the doorbell", e))
     }
 
-    /// Reads and throws away what peers still send: closing over unread bytes would cut off our goodbye.
-    fn drain(&mut self) {
-        for incoming in self.incoming.iter().flatten() {
-            let mut turns = 64;
-            while turns > 0
-                && raw::receive(incoming.stream.as_fd(), &mut self.buffer)
-                    .is_ok_and(|n| n.is_some_and(|n| n > 0))
-            {
-                turns -= 1;
+    /// Reads and throws away what a peer still sends.
+    fn drain(&mut self, slot: usize) {
+        for _ in 0..64 {
+            let Some(incoming) = &self.incoming[slot] else { return };
+            match raw::receive(incoming.stream.as_fd(), &mut self.buffer) {
+                Ok(None) => return,
+                Ok(Some(0)) | Err(_) => self.incoming[slot] = None,
+                Ok(Some(_)) => {}
             }
         }
     }

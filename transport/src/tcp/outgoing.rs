@@ -1,12 +1,11 @@
-//! One connection to a peer: opened by the first put, sends what is put, and listens for the peer's goodbye.
+//! The sending half of a connection: what waits, and the goodbye.
 
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-
-use mio::net::TcpStream;
+use std::sync::Arc;
 
 use super::raw::{self, Pending};
-use super::wire::{Decoder, Step, goodbye};
+use super::wire::goodbye;
 
 /// How a peer left.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,21 +31,23 @@ impl Gone {
     }
 }
 
-/// A connection to a peer.
+/// Sends on a connection.
 #[derive(Debug)]
 pub struct Outgoing {
-    pub stream: TcpStream,
+    pub stream: Arc<TcpStream>,
     pub pending: Pending,
-    /// What the peer says on it: a goodbye at most.
-    back: Decoder,
+    /// Why nothing can be sent any more. What the peer said before is still to be read, and tells whose fault it is.
+    pub broken: Option<String>,
+    /// Something that the peer should have got was not sent.
+    pub owes: bool,
 }
 
 /// After this many bytes the others get their turn.
 const TURN: usize = 4 << 20;
 
 impl Outgoing {
-    pub fn new(stream: TcpStream) -> Outgoing {
-        Outgoing { stream, pending: Pending::default(), back: Decoder::default() }
+    pub fn new(stream: Arc<TcpStream>) -> Outgoing {
+        Outgoing { stream, pending: Pending::default(), broken: None, owes: false }
     }
 
     /// Hands waiting bytes to the kernel: how many, and whether it would take no more.
@@ -61,23 +62,12 @@ impl Outgoing {
         Ok((total, false))
     }
 
-    /// What the peer says, if it says that it leaves, or if it is gone.
-    pub fn listen(&mut self) -> Option<Gone> {
-        let mut buffer = [0; 256];
-        loop {
-            let n = match raw::receive(self.stream.as_fd(), &mut buffer) {
-                Ok(None) => return None,
-                Ok(Some(0)) => return Some(Gone::lost("it closed the connection without a goodbye")),
-                Ok(Some(n)) => n,
-                Err(e) => return Some(Gone::lost(e.to_string())),
-            };
-            match self.back.next(&mut &buffer[..n]) {
-                Ok(Step::More) => {}
-                Ok(Step::Goodbye) => return Some(Gone::goodbye()),
-                Ok(_) => return Some(Gone::lost("it broke the protocol: data on a connection of ours")),
-                Err(e) => return Some(Gone::lost(format!("it broke the protocol: {e}"))),
-            }
-        }
+    /// Sending failed: lent memory is not touched from here on, and the receiving half comes to its end.
+    pub fn fail(&mut self, e: &std::io::Error, owes: bool) {
+        self.owes |= owes || !self.pending.is_empty();
+        self.broken = Some(format!("sending to it failed: {e}"));
+        self.pending.clear();
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Adds the last frame.
@@ -85,11 +75,14 @@ impl Outgoing {
         self.pending.push_head(&goodbye());
     }
 
-    /// Ends the stream after what was handed to the kernel. What the peer said meanwhile is read off, since closing
-    /// over unread bytes would throw away what is still on its way out.
-    pub fn close(mut self) {
+    /// Ends the stream after what was handed to the kernel.
+    pub fn finish(&mut self) {
         self.pending.clear();
         let _ = self.stream.shutdown(Shutdown::Write);
-        let _ = self.listen();
+    }
+
+    /// Whether the peer's kernel has all that was sent: from then on nothing can take it back.
+    pub fn arrived(&self) -> bool {
+        raw::acknowledged(self.stream.as_fd())
     }
 }

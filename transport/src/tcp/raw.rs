@@ -225,13 +225,22 @@ pub fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<usize
     })
 }
 
-/// Sends without waiting; a full socket takes 0 bytes.
-pub fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
-    let mut vectors = Vectors::new();
-    vectors.push(Part::of(bytes));
-    // SAFETY: the bytes are borrowed.
-    unsafe { vectors.send(fd) }
+/// Whether the peer's kernel has all that was sent and knows that no more comes; true as well if the connection broke.
+pub fn acknowledged(fd: BorrowedFd<'_>) -> bool {
+    // The first byte of the kernel's `tcp_info` is the connection's state; it writes no more than is asked for.
+    let (mut state, mut len) = (0u8, 1);
+    // SAFETY: one byte may be written to `state`, and the length to `len`.
+    let done = unsafe {
+        let state: *mut u8 = &mut state;
+        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, state.cast(), &mut len)
+    };
+    done != 0 || matches!(state, FIN_WAIT2 | TIME_WAIT | CLOSE)
 }
+
+// States of a connection, as the kernel numbers them, in which the end that this side sent was acknowledged.
+const FIN_WAIT2: u8 = 5;
+const TIME_WAIT: u8 = 6;
+const CLOSE: u8 = 7;
 
 /// Copies payload to offset `at` of the region; `None` when no window of the region covers it.
 #[inline]

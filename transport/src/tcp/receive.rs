@@ -1,9 +1,9 @@
 //! One connection from a peer: its frames become memory and counters of our region.
 
+use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-use mio::net::TcpStream;
 
 use super::raw;
 use super::wire::{Decoder, Put, Step};
@@ -27,30 +27,22 @@ pub enum End {
     Lost(String),
     /// It sent what nobody may send.
     Broke(String),
-    /// Closed before it was used: an attempt that the peer gave up.
-    Unused,
 }
 
 /// A connection from a peer.
 #[derive(Debug)]
 pub struct Incoming {
-    pub stream: TcpStream,
+    pub stream: Arc<TcpStream>,
     decoder: Decoder,
     /// The poll said that something is there, and it was not yet read to its end.
     pub ready: bool,
-    used: bool,
     /// The last put was large, so the next one probably is.
     large: bool,
 }
 
 impl Incoming {
-    pub fn new(stream: TcpStream) -> Incoming {
-        Incoming { stream, decoder: Decoder::default(), ready: true, used: false, large: false }
-    }
-
-    /// Whether anything was ever received.
-    pub fn used(&self) -> bool {
-        self.used
+    pub fn new(stream: Arc<TcpStream>) -> Incoming {
+        Incoming { stream, decoder: Decoder::default(), ready: true, large: false }
     }
 
     /// Receives what is there, up to one turn; whether anything was, and the end if it came.
@@ -92,11 +84,9 @@ impl Incoming {
         };
         let n = match got.map_err(|e| self.vanished(&e.to_string()))? {
             None => return Ok(None),
-            Some(0) if !self.used => return Err(End::Unused),
             Some(0) => return Err(self.vanished("it closed the connection without a goodbye")),
             Some(n) => n,
         };
-        self.used = true;
         self.decoder.received(n.min(in_place) as u64);
         self.parse(region, &buffer[..n.saturating_sub(in_place)])?;
         Ok(Some(Got { bytes: n, full: n == room }))

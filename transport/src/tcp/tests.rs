@@ -349,12 +349,65 @@ impl Rank {
     /// As a killed process: the kernel closes its sockets.
     fn vanish(&self) {
         self.tcp.acceptor.lock().unwrap().stop();
-        self.tcp.inbox().incoming.iter_mut().for_each(|i| *i = None);
-        self.tcp.inbox().live.clear();
-        for link in &self.tcp.links {
-            *link.out() = None;
+        for stream in self.tcp.links.iter().filter_map(|link| link.meeting.stream()) {
+            stream.shutdown(std::net::Shutdown::Both).unwrap();
         }
     }
+}
+
+#[test]
+fn two_that_speak_first_at_the_same_time_have_one_connection() {
+    for _ in 0..20 {
+        let all = ranks(3, 4096);
+        let start = std::sync::Barrier::new(3);
+        thread::scope(|s| {
+            for (me, rank) in all.iter().enumerate() {
+                let start = &start;
+                s.spawn(move || {
+                    start.wait();
+                    let others = || (0..3).filter(|&p| p != me);
+                    others().for_each(|to| {
+                        rank.put(to, &[&[me as u8]], me as u64, Some(rank.signal(me as u64, 1))).unwrap();
+                    });
+                    others().for_each(|from| rank.wait_flag(from as u64, 1).unwrap());
+                });
+            }
+        });
+        let ends = |stream: &std::net::TcpStream| {
+            let (a, b) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+            (accept::canonical(a).min(accept::canonical(b)), accept::canonical(a).max(accept::canonical(b)))
+        };
+        let streams: Vec<_> =
+            all.iter().flat_map(|r| &r.tcp.links).filter_map(|l| Some(ends(&*l.meeting.stream()?))).collect();
+        let connections: std::collections::HashSet<_> = streams.iter().collect();
+        assert_eq!((streams.len(), connections.len()), (6, 3));
+        // The same for both directions.
+        for rank in &all {
+            for (link, incoming) in rank.tcp.links.iter().zip(&rank.tcp.inbox().incoming) {
+                assert!(Arc::ptr_eq(&link.meeting.stream().unwrap(), &incoming.as_ref().unwrap().stream));
+            }
+        }
+    }
+}
+
+#[test]
+fn last_words_arrive_although_the_listener_never_stops_talking() {
+    let mut all = ranks(2, 16 * MIB);
+    let (b, a) = (all.pop().unwrap(), all.pop().unwrap());
+    let large = pattern(16 * MIB, 3);
+    thread::scope(|s| {
+        s.spawn(|| {
+            let a = a;
+            a.put(1, &[&large], 0, Some(a.signal(0, 1))).unwrap();
+            a.wait_sent().unwrap();
+        });
+        b.wait("last words", || {
+            b.tcp.link(0).signal(b.signal(1, 1)).unwrap();
+            b.flag(0) == 1
+        })
+        .unwrap();
+    });
+    assert!(b.bytes(0, 16 * MIB) == large);
 }
 
 #[test]
