@@ -388,6 +388,13 @@ impl Endpoint {
         Ok(moved)
     }
 
+    /// Sees what was put on its way, as far as that needs this rank.
+    fn flush(&self) {
+        if let Some(tcp) = &self.tcp {
+            tcp.flush();
+        }
+    }
+
     /// Why a peer cannot be expected to do anything any more.
     pub fn lost(&self, peer: usize) -> Option<Error> {
         let cause = match &self.ways[peer] {
@@ -422,7 +429,10 @@ impl Endpoint {
         loop {
             let moved = self.progress()?;
             match look()? {
-                Step::Done => return Ok(true),
+                Step::Done => {
+                    self.flush();
+                    return Ok(true);
+                }
                 Step::Moved => (idle, since) = (0, None),
                 Step::Idle if moved => (idle, since) = (0, None),
                 Step::Idle => idle += 1,
@@ -449,7 +459,10 @@ impl Endpoint {
                     !matches!(found, Ok(Step::Idle))
                 })?;
                 match found? {
-                    Step::Done => return Ok(true),
+                    Step::Done => {
+                        self.flush();
+                        return Ok(true);
+                    }
                     Step::Moved => (idle, since) = (0, None),
                     Step::Idle => {}
                 }

@@ -98,7 +98,8 @@ pub trait Link: Send + Sync + fmt::Debug {
     fn cost(&self) -> Cost;
 
     /// Starts to write `parts`, one after the other, to offset `at` of the peer's region, then raises `signal`.
-    /// Never blocks. The peer accepts only what lies inside one of its windows.
+    /// Never blocks; may wait for the endpoint's next progress. The peer accepts only what lies inside one of its
+    /// windows.
     ///
     /// # Safety
     /// Parts longer than [`INLINE_PART`] bytes stay valid and unchanged until [`Link::flushed`] says so of the

@@ -228,7 +228,9 @@ impl Accepting {
         };
         match thread::Builder::new().name(format!("nd-hello-{}", self.door.common.me)).spawn(work) {
             Ok(worker) => self.workers.push(worker),
-            Err(e) => self.door.common.arrivals.push(Err(Error::system("starting a thread for a handshake", e))),
+            Err(e) => {
+                self.door.common.arrivals.push(Err(Error::system("starting a thread for a handshake", e)))
+            }
         }
     }
 

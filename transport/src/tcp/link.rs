@@ -2,7 +2,6 @@
 #![allow(unsafe_code)] // `Link::put` and `Link::read` are unsafe to call
 
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -115,7 +114,7 @@ impl TcpLink {
                 sent > 0
             }
             Err(e) => {
-                out.fail(&e, true);
+                out.fail(&e);
                 self.forget();
                 true
             }
@@ -199,7 +198,8 @@ impl TcpLink {
 
     /// What the peer's connection, which has just been confirmed, is.
     pub(super) fn answered(&self, stream: Arc<TcpStream>) {
-        let address = |a: std::io::Result<SocketAddr>| a.map_or_else(|_| "?".into(), |a| canonical(a).to_string());
+        let address =
+            |a: std::io::Result<SocketAddr>| a.map_or_else(|_| "?".into(), |a| canonical(a).to_string());
         let (ours, theirs) = (address(stream.local_addr()), address(stream.peer_addr()));
         let _ = self.path.set(format!("tcp {ours} <- {theirs}: the peer connected"));
         self.common.arrivals.push(Ok(Arrival { slot: self.slot, stream: stream.clone() }));
@@ -263,19 +263,8 @@ impl Link for TcpLink {
             return Ok(Ticket(end));
         }
         // SAFETY: the caller's promise is the one that is asked for; a failure and the endpoint's end clear what waits.
-        match unsafe { out.pending.put(out.stream.as_fd(), &head, parts) } {
-            Ok(sent) => {
-                self.sent.fetch_add(sent as u64, Ordering::AcqRel);
-                if sent < HEAD + len {
-                    self.set_waiting(true);
-                }
-            }
-            // What the peer said before is still to be read: `Tcp::progress` judges.
-            Err(e) => {
-                out.fail(&e, len > 0);
-                self.forget();
-            }
-        }
+        unsafe { out.pending.push(&head, parts) };
+        self.set_waiting(true);
         Ok(Ticket(end))
     }
 

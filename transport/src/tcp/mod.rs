@@ -20,6 +20,9 @@
 //! poll: the fastest way to notice a small message. With more than `DIRECT` of them the poll says which are
 //! ready. The poll is edge-triggered: a connection that it named stays `ready` until a read finds nothing.
 //!
+//! **Sending.** Puts wait until the next progress, so that those of one step go with one system call, and the counters
+//! that say what was consumed go along with data.
+//!
 //! **Leaving.** A peer is lost when its connection ends; with a goodbye it left in order. What it sent before is
 //! received first, even where sending to it fails meanwhile. A rank that leaves waits until its peers' kernels have
 //! what it sent: closing over unread bytes would take it back.
@@ -165,8 +168,8 @@ impl Tcp {
     /// A peer that vanished or broke the protocol is an error, once; one that left in order is an error only if
     /// something was still to be sent to it. See [`Tcp::lost`].
     pub fn progress(&self) -> Result<bool> {
+        let mut moved = self.flush();
         let mut inbox = self.inbox();
-        let mut moved = false;
         if self.common.arrivals.any() {
             self.adopt(&mut inbox);
             moved = true;
@@ -182,12 +185,18 @@ impl Tcp {
             // One that ended has left the list.
             at += usize::from(inbox.live.get(at) == Some(&slot));
         }
+        if inbox.errors.is_empty() { Ok(moved) } else { Err(inbox.errors.remove(0)) }
+    }
+
+    /// Hands what was put to the kernel, as far as it takes it; whether it took anything.
+    pub fn flush(&self) -> bool {
+        let mut moved = false;
         if self.common.waiting.load(Ordering::Acquire) > 0 {
             for link in self.links.iter().filter(|l| l.may_flush()) {
                 moved |= link.flush();
             }
         }
-        if inbox.errors.is_empty() { Ok(moved) } else { Err(inbox.errors.remove(0)) }
+        moved
     }
 
     /// Sleeps until something can be read or written that matters, or `doorbell` (a datagram socket, emptied here)

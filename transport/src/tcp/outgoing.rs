@@ -63,8 +63,8 @@ impl Outgoing {
     }
 
     /// Sending failed: lent memory is not touched from here on, and the receiving half comes to its end.
-    pub fn fail(&mut self, e: &std::io::Error, owes: bool) {
-        self.owes |= owes || !self.pending.is_empty();
+    pub fn fail(&mut self, e: &std::io::Error) {
+        self.owes = true;
         self.broken = Some(format!("sending to it failed: {e}"));
         self.pending.clear();
         let _ = self.stream.shutdown(Shutdown::Both);

@@ -49,6 +49,18 @@ impl Piece {
         Piece::Copied { bytes: copy, first: 0, end: bytes.len() as u16 }
     }
 
+    /// Adds `bytes` to copied ones, if there is room.
+    fn append(&mut self, more: &[u8]) -> bool {
+        let Piece::Copied { bytes, end, .. } = self else { return false };
+        let at = usize::from(*end);
+        let room = bytes.get_mut(at..at + more.len());
+        room.is_some_and(|room| {
+            room.copy_from_slice(more);
+            *end += more.len() as u16;
+            true
+        })
+    }
+
     fn len(&self) -> usize {
         match self {
             Piece::Copied { first, end, .. } => usize::from(end - first),
@@ -98,49 +110,29 @@ impl Pending {
         self.pieces.push_back(Piece::copied(bytes));
     }
 
-    /// Sends a head and parts: at once where nothing waits and the kernel takes them, and keeps the rest. Gives the
-    /// bytes that were taken at once.
+    /// Adds a head and parts.
     ///
     /// # Safety
     /// As [`crate::Link::put`]: every part is valid; those beyond [`INLINE_PART`] bytes stay so until they were sent
     /// or [`Pending::clear`] was called.
-    pub unsafe fn put(&mut self, fd: BorrowedFd<'_>, head: &[u8; HEAD], parts: &[Part]) -> io::Result<usize> {
-        let idle = self.is_empty();
-        let at_once = idle && parts.len() < PIECES;
-        let mut sent = 0;
-        if at_once {
-            let mut vectors = Vectors::new();
-            vectors.push(Part::of(head));
-            parts.iter().for_each(|&p| vectors.push(p));
-            // SAFETY: the head is borrowed; the parts are valid by the caller's promise.
-            sent = unsafe { vectors.send(fd) }?;
-            if sent == vectors.total {
-                return Ok(sent);
-            }
-        }
-        let mut skip = sent;
-        if skip < HEAD {
-            self.make_room();
-            self.pieces.push_back(Piece::copied(&head[skip..]));
-        }
-        skip = skip.saturating_sub(HEAD);
-        for part in parts {
-            let done = skip.min(part.len);
-            skip -= done;
-            let rest = Part { ptr: part.ptr.wrapping_add(done), len: part.len - done };
-            if rest.len == 0 {
+    pub unsafe fn push(&mut self, head: &[u8; HEAD], parts: &[Part]) {
+        self.make_room();
+        let mut copied = Piece::copied(head);
+        for part in parts.iter().filter(|part| part.len > 0) {
+            if part.len > INLINE_PART {
+                self.pieces.push_back(std::mem::replace(&mut copied, Piece::copied(&[])));
+                self.pieces.push_back(Piece::Lent { ptr: part.ptr, len: part.len });
                 continue;
             }
-            self.make_room();
-            self.pieces.push_back(if part.len > INLINE_PART {
-                Piece::Lent { ptr: rest.ptr, len: rest.len }
-            } else {
-                // SAFETY: valid by the caller's promise, copied here.
-                Piece::copied(unsafe { std::slice::from_raw_parts(rest.ptr, rest.len) })
-            });
+            // SAFETY: valid by the caller's promise, copied here.
+            let bytes = unsafe { std::slice::from_raw_parts(part.ptr, part.len) };
+            if !copied.append(bytes) {
+                self.pieces.push_back(std::mem::replace(&mut copied, Piece::copied(bytes)));
+            }
         }
-        // Too many parts for one call: the first of them go now, the rest with the next progress.
-        if idle && !at_once { self.flush(fd) } else { Ok(sent) }
+        if copied.len() > 0 {
+            self.pieces.push_back(copied);
+        }
     }
 
     /// Hands over what the kernel takes now; 0 if it takes nothing.
@@ -284,13 +276,16 @@ mod tests {
         let large: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
         let small = [9u8; 100];
         let mut pending = Pending::default();
-        let parts = [Part::of(&small[..7]), Part::of(&large), Part::of(&small), Part::of(&[])];
+        let medium = [7u8; INLINE_PART];
+        let parts =
+            [Part::of(&small[..7]), Part::of(&large), Part::of(&small), Part::of(&[]), Part::of(&medium)];
         // SAFETY: the parts outlive `pending`'s use of them.
-        let mut sent = unsafe { pending.put(a.as_fd(), &[1; HEAD], &parts) }.unwrap();
+        unsafe { pending.push(&[1; HEAD], &parts) };
+        let mut sent = pending.flush(a.as_fd()).unwrap();
         assert!(sent > HEAD && !pending.is_empty());
         // SAFETY: as above.
-        assert_eq!(unsafe { pending.put(a.as_fd(), &[2; HEAD], &[Part::of(&small)]) }.unwrap(), 0);
-        let expected = [&[1; HEAD][..], &small[..7], &large, &small, &[2; HEAD], &small].concat();
+        unsafe { pending.push(&[2; HEAD], &[Part::of(&small)]) };
+        let expected = [&[1; HEAD][..], &small[..7], &large, &small, &medium, &[2; HEAD], &small].concat();
         let reader = std::thread::spawn(move || {
             let mut all = vec![];
             b.read_to_end(&mut all).unwrap();

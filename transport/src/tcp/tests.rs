@@ -98,7 +98,9 @@ impl Rank {
     fn put(&self, to: usize, parts: &[&[u8]], at: u64, signal: Option<Signal>) -> Result<crate::Ticket> {
         let parts: Vec<Part> = parts.iter().map(|p| Part::of(p)).collect();
         // SAFETY: the tests keep what they put until it is flushed, or until the endpoint is dropped.
-        unsafe { self.tcp.link(to).put(&parts, self.data.offset() + at, signal) }
+        let ticket = unsafe { self.tcp.link(to).put(&parts, self.data.offset() + at, signal) };
+        self.tcp.flush();
+        ticket
     }
 
     fn wait(&self, what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
@@ -156,6 +158,7 @@ fn puts_of_all_sizes_arrive_in_order() {
             b.wait_flag(0, i as u64 + 1).unwrap();
             assert!(b.bytes(0, len) == pattern(len, i), "{len} bytes");
             b.tcp.link(0).signal(b.signal(1, i as u64 + 1)).unwrap();
+            b.wait_sent().unwrap();
         }
     });
     assert!(a.tcp.link(1).describe().starts_with("tcp 127.0.0.1:"), "{}", a.tcp.link(1).describe());
@@ -447,8 +450,9 @@ fn the_doorbell_and_data_end_a_sleep() {
         }
     });
     assert!(begin.elapsed() < long);
-    // Emptied: the next sleep lasts.
+    // Emptied: the next sleep lasts, once the poll has said that the new connection can be written to.
     while all[0].tcp.progress().unwrap() {}
+    all[0].tcp.park(Some(bell.as_fd()), Duration::from_millis(1)).unwrap();
     let begin = Instant::now();
     all[0].tcp.park(Some(bell.as_fd()), Duration::from_millis(30)).unwrap();
     assert!(begin.elapsed() >= Duration::from_millis(25));
