@@ -53,7 +53,7 @@ pub struct Config {
     pub host_id: Option<String>,
     /// `ND_CMA=0` forbids cross-memory attach.
     pub cross_memory: bool,
-    /// `ND_SPIN_US`: how long a wait spins before it sleeps; none: long when every rank has a core, else hardly.
+    /// `ND_SPIN_US`: how long a wait spins before it sleeps; none: 200 µs.
     pub spin: Option<Duration>,
     /// How long a start may take (`ND_START_TIMEOUT`).
     pub start_timeout: Duration,

@@ -18,19 +18,17 @@ use crate::tcp::TcpCard;
 use crate::tcp::{self, Tcp};
 use crate::{Card, Choice, Config, Error, HostId, Link, Region, Result, Transport, Window, sys};
 
-/// How long a wait spins before it sleeps, when every rank of the machine has a core of its own.
+/// How long a wait spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(200);
-/// How much of that it spins without letting others run: within this time an answer comes from a rank that is
-/// running, on a core of its own.
+/// How much of that it spins without letting others run, when every rank of the machine has a core of its own: within
+/// this time an answer comes from a rank that is running.
 const SPIN_ALONE: Duration = Duration::from_micros(10);
-/// The same as [`SPIN`], when ranks share cores: long enough for a rank that runs on another core to answer.
-const SPIN_CROWDED: Duration = Duration::from_micros(5);
 /// How often a long wait looks at the world: lost peers, reported failures.
 const TICK: Duration = Duration::from_millis(100);
 /// Polls between two looks at the clock.
 const POLLS: u32 = 64;
-/// The same where a poll makes system calls, which cost more than the look.
-const SOCKET_POLLS: u32 = 4;
+/// The same where a poll makes system calls, which cost more than the look, and where others wait for the core.
+const FEW_POLLS: u32 = 4;
 
 /// What a look at a condition found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -292,7 +290,7 @@ impl Endpoint {
         Endpoint {
             rank,
             links: ways.iter().map(link).collect(),
-            polls: if tcp.is_some() { SOCKET_POLLS } else { POLLS },
+            polls: if tcp.is_some() || crowded { FEW_POLLS } else { POLLS },
             delays: ways.iter().any(|w| matches!(w, Way::Local(l) if l.abilities().is_empty())),
             ways,
             region,
@@ -302,7 +300,7 @@ impl Endpoint {
             bell_socket,
             cards,
             crowded,
-            spin: config.spin.unwrap_or(if crowded { SPIN_CROWDED } else { SPIN }),
+            spin: config.spin.unwrap_or(SPIN),
             config,
         }
     }

@@ -248,7 +248,7 @@ pub(super) const KNOWN: &[Known] = &[
             }
         },
         |c| or_empty(&c.transport.spin, |d| d.as_micros().to_string()),
-        "how long a wait spins before it sleeps, µs; empty: long when every rank has a core, else hardly",
+        "how long a wait spins before it sleeps, µs; empty: 200",
     ),
 ];
 
