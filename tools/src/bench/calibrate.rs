@@ -5,7 +5,7 @@
 //! end, all ranks decide together.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nd_comm::cost::Calibration;
 use nd_comm::cost::calibration::{Between, LinkCost, Points};
@@ -38,12 +38,8 @@ const BATCH: f64 = 0.006;
 const MOST_ITERATIONS: u32 = 2000;
 /// Where one iteration takes longer than so many seconds, larger sizes are left to extrapolation.
 const SLOW: f64 = 0.08;
-/// Short messages sent in a row, to find what one takes of the sender's time: no more than fit into the receiver's
-/// slots, so that none waits. Where ranks share cores a receiver mostly sleeps, and the sender wakes it: then each
-/// message is a row, sent after a pause. The middle of so many rows counts.
-const ROW: usize = 8;
-const ROWS: usize = 51;
-const PAUSE: Duration = Duration::from_micros(200);
+/// The length of a message that is all effort.
+const SHORT: u64 = 8;
 
 /// Measures, and on rank 0 writes the file; gives what is known from then on, the same on every rank.
 pub fn calibrate(comm: &Communicator, path: &Path) -> std::result::Result<Calibration, Error> {
@@ -144,13 +140,12 @@ fn kind(comm: &Communicator, between: Between) -> Result<Option<LinkCost>> {
     let mut meter =
         Meter { comm, pair: pair.as_ref(), alone: between == Between::Ranks || mine == Some(0), buffers };
     let transport = machines.transports[usize::from(between == Between::Hosts)];
-    let rank = pairs[0][0];
+    let [rank, peer] = pairs[0];
     let one_way = meter.curve(Probe::PingPong)?;
     let exchange = meter.curve(Probe::Exchange)?;
     let reduce = meter.curve(Probe::Reduce)?;
-    // Taking a message is as much work as posting it.
-    let gap_us = told(comm, rank, 2.0 * meter.posting()?)?;
-    let pull = comm.maps(pairs[0][1]);
+    let gap_us = meter.time(Probe::Stream, SHORT)?;
+    let pull = comm.maps(peer);
     let host_gbps = (between == Between::Hosts).then(|| {
         let of_host = hosts[0].len().min(hosts[1].len()) as f64;
         // By the largest size: what links let through at once after a pause has passed by then.
@@ -186,6 +181,8 @@ enum Probe {
     Exchange,
     /// Reduce-scatter of every pair, for the bytes of a part.
     Reduce,
+    /// From the first rank of every pair to the second, one message after the other.
+    Stream,
 }
 
 struct Meter<'a> {
@@ -211,33 +208,6 @@ impl Meter<'_> {
             points[i - 1].1 = points[i - 1].1.min(points[i].1);
         }
         Ok(points)
-    }
-
-    /// µs of the sender's time that a short message takes, on the first rank of a pair.
-    fn posting(&mut self) -> Result<f64> {
-        let (Some(pair), Some([send, recv])) = (self.pair, &mut self.buffers) else { return Ok(0.0) };
-        let crowded = self.comm.machines().cores.ranks_per_core() > 1.0;
-        let row = if crowded { 1 } else { ROW };
-        let mut times = Vec::with_capacity(ROWS);
-        for _ in 0..ROWS {
-            if crowded && pair.rank() == 0 {
-                std::thread::sleep(PAUSE);
-            }
-            let began = Instant::now();
-            for _ in 0..row {
-                match pair.rank() {
-                    0 => pair.send(&send[..2], 1)?,
-                    _ => pair.recv(&mut recv[..2], 0)?,
-                }
-            }
-            times.push(began.elapsed().as_secs_f64() * 1e6 / row as f64);
-            match pair.rank() {
-                0 => pair.recv(&mut recv[..2], 1)?,
-                _ => pair.send(&send[..2], 0)?,
-            }
-        }
-        times.sort_by(f64::total_cmp);
-        Ok(times[ROWS / 2])
     }
 
     /// µs of one iteration, the same on every rank.
@@ -286,6 +256,8 @@ fn perform(pair: &Communicator, probe: Probe, len: usize, buffers: &mut [Buffer<
             pair.recv(&mut recv[..len], peer)?;
             pair.send(&send[..len], peer)
         }
+        Probe::Stream if pair.rank() == 0 => pair.send(&send[..len], peer),
+        Probe::Stream => pair.recv(&mut recv[..len], peer),
         Probe::Exchange => pair.all_gather_in_place(&mut recv[..2 * len]),
         Probe::Reduce => pair.reduce_scatter(&send[..2 * len], &mut recv[..len], ReduceOp::Sum),
     }
