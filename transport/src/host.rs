@@ -48,6 +48,16 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Bytes of the last cache before memory, as the first core has it; 32 MiB where the kernel does not say.
+pub fn last_cache() -> u64 {
+    let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").into_iter().flatten().flatten();
+    let size = |cache: fs::DirEntry| {
+        let text = fs::read_to_string(cache.path().join("size")).ok()?;
+        Some(text.trim().strip_suffix('K')?.parse::<u64>().ok()? << 10)
+    };
+    caches.filter_map(size).max().unwrap_or(32 << 20)
+}
+
 /// The host's name, for messages.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()

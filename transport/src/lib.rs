@@ -41,9 +41,9 @@ pub use config::{Choice, Config, Family, PortRange};
 pub use endpoint::{DerivedCard, Deriving, Endpoint, Opening, Step};
 pub use error::{Error, Result};
 pub use fork::Forked;
-pub use host::HostId;
+pub use host::{HostId, last_cache};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
 pub use region::{Region, Window};
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;

@@ -1,11 +1,16 @@
 //! A program, made ready to run: addresses resolved to bytes, messages numbered, waits looked up.
 
+use std::sync::LazyLock;
+
 use crate::fold::Fold;
 use crate::kernel::Kernel;
 use crate::number::DataType;
 use crate::schedule::{Instruction, Program, Shape, Space, Span, Term, hazards};
 
 use super::layout::SLOT_BYTES;
+
+/// What the ranks of a host share and keep in cache, bytes.
+static CACHE: LazyLock<u64> = LazyLock::new(nd_transport::last_cache);
 
 /// A place in one of a call's four memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +92,8 @@ pub struct Plan {
     pub widths: [u64; 2],
     /// The loops, for collectives that reduce.
     pub kernel: Option<Kernel>,
+    /// Whether long results are stored past the caches, which could not keep what the ranks of a host work on.
+    pub streams: bool,
     /// The number of the algorithm that made the program, from 1, as [`crate::schedule::algorithms`] lists them; 0 for
     /// one message.
     pub algorithm: u8,
@@ -170,7 +177,10 @@ impl Plan {
             lanes.push(lane);
         }
         let partial_at = (program.scratch * widths[0]).next_multiple_of(64);
+        let locals = shape.layout.hosts()[shape.layout.host_of(rank)].len() as u64;
+        let buffers = (shape.input_len(rank) + shape.output_len(rank)).saturating_mul(widths[0]);
         Plan {
+            streams: buffers.saturating_mul(locals) > *CACHE,
             lanes,
             messages,
             scratch: partial_at + program.partial * widths[1],

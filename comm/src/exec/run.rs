@@ -14,10 +14,13 @@ use super::layout::LANES;
 use super::memory::copy;
 use super::plan::{Op, Operand, Place, Plan, Ready};
 use super::stamp::Stamp;
-use crate::kernel::{Destination, Kernel, Source};
+use crate::kernel::{Destination, Kernel, Source, stream};
 
 /// What cross-memory attach reads at a time: small enough to be reduced while it is in the cache.
 const READ_BYTES: u64 = 128 << 10;
+
+/// From this many bytes on, results that no cache would keep are stored past it.
+const STREAM_FROM: u64 = 64 << 10;
 
 /// Messages to one peer in one lane for which there is room from the start.
 const QUEUED: usize = 64;
@@ -526,24 +529,35 @@ impl FoldTask<'_> {
         // SAFETY: the sources are readable for `n` elements: own memory by the caller's promise, messages because
         // they have the expected length and stay until taken. The verifier has shown that destinations overlap
         // terms only exactly.
-        unsafe { self.store(dst, &state.sources, n) };
+        unsafe { self.store(dst, &mut state.sources, n) };
         Ok(())
     }
 
     /// # Safety
     /// As for [`Kernel::fold`].
-    unsafe fn store(&self, dst: *mut u8, sources: &[Source], n: u64) {
+    unsafe fn store(&self, dst: *mut u8, sources: &mut [Source], n: u64) {
+        let len = n * self.width(self.dst.wide);
+        let streams = self.segment.plan.streams && len >= STREAM_FROM;
         if self.plain_copy() {
-            if sources[0].ptr != dst.cast_const() {
-                let len = (n * self.width(self.dst.wide)) as usize;
-                // SAFETY: the caller's promise.
-                unsafe { copy(sources[0].ptr, dst, len) };
+            let from = sources[0].ptr;
+            // SAFETY: the caller's promise.
+            unsafe {
+                match streams {
+                    _ if from == dst.cast_const() => {}
+                    true => stream::copy(from, dst, len as usize),
+                    false => copy(from, dst, len as usize),
+                }
             }
             return;
         }
         let kernel: &Kernel = self.segment.plan.kernel.as_ref().expect("only reductions combine or convert");
         let dst = Destination { ptr: dst, wide: self.dst.wide, finish: self.finish };
         // SAFETY: the caller's promise.
-        unsafe { kernel.fold(self.fold, sources, dst, n as usize) };
+        unsafe {
+            match streams {
+                true => stream::fold(kernel, self.fold, sources, dst, n as usize),
+                false => kernel.fold(self.fold, sources, dst, n as usize),
+            }
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! | `avx2` | floats with AVX2 and F16C |
 //! | `evaluate` | the loops over packs: one or two operands, balanced trees in one pass |
 //! | `blocks` | any fold, for a block of elements at a time |
+//! | [`stream`] | stores that go past the caches |
 //! | `table` | which loop for which type, operation and processor |
 //!
 //! # What is promised
@@ -31,6 +32,7 @@ mod avx2;
 mod blocks;
 mod evaluate;
 mod pack;
+pub mod stream;
 mod table;
 #[cfg(test)]
 mod tests;

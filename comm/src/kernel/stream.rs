@@ -1,0 +1,155 @@
+//! Stores that go past the caches, for results that the caches would not keep: a line that is to be overwritten whole
+//! need not be read first.
+
+use super::{Destination, Kernel, Source};
+use crate::fold::Fold;
+
+/// Bytes of a result that are made in the first-level cache before they are stored.
+const BLOCK: usize = 4 << 10;
+/// What streams begins at multiples of this.
+const ALIGNMENT: usize = 32;
+
+/// A block in the first-level cache.
+#[repr(align(64))]
+struct Block([u8; BLOCK]);
+
+/// Copies `len` bytes past the caches, as far as they are aligned.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes; they do not overlap.
+pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    let head = to.align_offset(ALIGNMENT).min(len);
+    let whole = (len - head) / ALIGNMENT * ALIGNMENT;
+    // SAFETY: the caller's promise; the three parts make up `len`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, to, head);
+        lines(from.add(head), to.add(head), whole);
+        let done = head + whole;
+        std::ptr::copy_nonoverlapping(from.add(done), to.add(done), len - done);
+    }
+    finish();
+}
+
+/// [`Kernel::fold`], stored past the caches.
+///
+/// # Safety
+/// As for [`Kernel::fold`]. `terms` point behind what was read afterwards.
+pub unsafe fn fold(kernel: &Kernel, fold: &Fold, terms: &mut [Source], dst: Destination, count: usize) {
+    let width = kernel.width(dst.wide);
+    let mut block = Block([0; BLOCK]);
+    let mut to = dst.ptr;
+    // Blocks end where the destination is aligned.
+    let mut room = BLOCK - dst.ptr.addr() % ALIGNMENT;
+    let mut left = count;
+    while left > 0 {
+        let n = (room / width).min(left);
+        let aside = Destination { ptr: block.0.as_mut_ptr(), ..dst };
+        // SAFETY: `n` elements fit into the block; the rest is the caller's promise.
+        unsafe {
+            kernel.fold(fold, terms, aside, n);
+            let bytes = n * width;
+            if to.addr().is_multiple_of(ALIGNMENT) && bytes.is_multiple_of(ALIGNMENT) {
+                lines(aside.ptr, to, bytes);
+            } else {
+                std::ptr::copy_nonoverlapping(aside.ptr, to, bytes);
+            }
+            to = to.add(bytes);
+            for term in terms.iter_mut() {
+                term.ptr = term.ptr.add(n * kernel.width(term.wide));
+            }
+        }
+        (left, room) = (left - n, BLOCK);
+    }
+    finish();
+}
+
+/// Copies whole lines.
+///
+/// # Safety
+/// As for [`copy`]; `to` and `len` are multiples of [`ALIGNMENT`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn lines(from: *const u8, to: *mut u8, len: usize) {
+    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
+    /// # Safety
+    /// As for [`lines`], on a processor with AVX.
+    #[target_feature(enable = "avx")]
+    unsafe fn with_avx(from: *const u8, to: *mut u8, len: usize) {
+        for at in (0..len).step_by(ALIGNMENT) {
+            // SAFETY: inside `len`; `to` is aligned.
+            unsafe {
+                let line = _mm256_loadu_si256(from.add(at).cast());
+                _mm256_stream_si256(to.add(at).cast::<__m256i>(), line);
+            }
+        }
+    }
+    // SAFETY: the caller's promise, and the processor was asked.
+    unsafe {
+        match std::arch::is_x86_feature_detected!("avx") {
+            true => with_avx(from, to, len),
+            false => std::ptr::copy_nonoverlapping(from, to, len),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy`].
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn lines(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
+}
+
+/// Such stores are in no order with those that follow, by which others are told of them: now they are.
+fn finish() {
+    // SAFETY: every processor of this architecture has it.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::number::{DataType, ReduceOp};
+
+    #[test]
+    fn copies_are_exact_wherever_they_begin() {
+        let from: Vec<u8> = (0..20_000u32).map(|i| (i * 7 % 251) as u8).collect();
+        for (start, len) in [(0, 0), (1, 5), (0, 64), (3, 31), (32, 4096), (7, 10_001), (31, 19_000)] {
+            let mut to = vec![0xaa_u8; 20_100];
+            // SAFETY: both have room.
+            unsafe { copy(from.as_ptr().add(start / 2), to.as_mut_ptr().add(start), len) };
+            assert_eq!(to[start..start + len], from[start / 2..start / 2 + len]);
+            assert!(to[..start].iter().chain(&to[start + len..]).all(|&b| b == 0xaa), "{start} {len}");
+        }
+    }
+
+    #[test]
+    fn folds_are_those_of_the_kernel() {
+        for (data_type, wide) in
+            [(DataType::F32, false), (DataType::BF16, false), (DataType::BF16, true), (DataType::U8, false)]
+        {
+            let kernel = Kernel::new(data_type, ReduceOp::Sum, 3).unwrap();
+            let (fold_of, size) = (Fold::balanced(3), kernel.width(wide));
+            let bytes: Vec<u8> = (0..60_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 25) as u8).collect();
+            let terms: Vec<_> =
+                [0, 8, 400].map(|at| Source { ptr: bytes[at..].as_ptr(), wide: false }).to_vec();
+            for (start, count) in [(0, 0), (0, 1), (4, 1000), (32, 2048), (8, 9_999), (2 * size, 14_000)] {
+                let mut expected = vec![0u8; 60_100];
+                let mut streamed = expected.clone();
+                let at = |buffer: &mut Vec<u8>| Destination {
+                    ptr: buffer[start..].as_mut_ptr(),
+                    wide,
+                    finish: true,
+                };
+                // SAFETY: all have room for `count` elements.
+                unsafe {
+                    kernel.fold(&fold_of, &terms, at(&mut expected), count);
+                    fold(&kernel, &fold_of, &mut terms.clone(), at(&mut streamed), count);
+                }
+                assert!(expected == streamed, "{data_type:?} wide {wide} from {start}, {count}");
+            }
+        }
+    }
+}
