@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nd_comm::choose::Chooser;
+use nd_comm::choose::{Asked, Chooser};
 use nd_comm::communicator::Communicator;
 use nd_comm::config::Config;
 use nd_comm::number::ReduceOp;
@@ -138,6 +138,24 @@ fn a_rank_that_never_comes_is_named_at_the_deadline() {
             assert!(message.contains("rank 1"), "{kind:?}: {message}");
         });
         assert!(start.elapsed() < SOON, "{kind:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_by_those_who_wait_for_others_too() {
+    for name in ["oneshot", "doubling", "tree", "ring"] {
+        let chooser = Chooser { asked: vec![Asked::by_name(&[name])], ..Chooser::default() };
+        for kind in Kind::all(4) {
+            let ranks = world_with(&kind, 4, &chooser, Duration::from_millis(400));
+            each(&ranks, |comm| {
+                if comm.rank() == 3 {
+                    return;
+                }
+                let mut buffer = vec![1f32; 100_000];
+                let message = text(comm.all_reduce(&mut buffer, ReduceOp::Sum));
+                assert!(message.contains("rank 3"), "{name} {kind:?}: {message}");
+            });
+        }
     }
 }
 

@@ -60,6 +60,9 @@ const TELLING: Duration = Duration::from_millis(500);
 /// How long a rank that lost a peer listens whether one has reported why.
 const LISTENING: Duration = Duration::from_millis(200);
 
+/// Of so many peers its message says what they said.
+const HEARD: usize = 8;
+
 /// What a plan is made for; the layout does not change.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
@@ -459,13 +462,15 @@ impl Engine {
             return Ok(());
         }
         let awaited = runner.borrow().awaited(segments);
-        let waiting: Vec<_> = awaited.iter().map(|&r| endpoint.who(r)).collect();
-        Err(Error::Timeout {
-            rank: endpoint.rank(),
-            call: segments.first().map(|s| s.stamp.to_string()).unwrap_or_default(),
-            after: timeout,
-            waiting: waiting.join(", "),
-        })
+        let call = segments.first().map(|s| s.stamp.to_string()).unwrap_or_default();
+        let rank = self.rank();
+        let timed_out = |waiting| Error::Timeout { rank, call: call.clone(), after: timeout, waiting };
+        let waiting = everyone(&self.endpoint, &awaited);
+        let error = timed_out(waiting.clone());
+        // Whoever waits for this rank learns whom it waits for; the time of those who wait for others in turn is up too.
+        self.fail(&error);
+        let said = listen(&self.endpoint, &self.channels);
+        Err(if said.is_empty() { error } else { timed_out(format!("{waiting}; {said}")) })
     }
 
     /// Tells the peers that this rank gives up, and why, in the words of whoever found out first.
@@ -477,7 +482,10 @@ impl Engine {
         {
             return;
         }
-        self.failed.get_or_insert_with(|| error.to_string());
+        if self.failed.is_some() {
+            return;
+        }
+        self.failed = Some(error.to_string());
         let report = match error {
             Error::Mismatch { rank, ours, peer, theirs } => {
                 Report::Mismatch { rank: *rank, ours: *ours, peer: *peer, theirs: *theirs }
@@ -533,6 +541,41 @@ impl Drop for Engine {
     }
 }
 
+/// Ranks as people look for them.
+fn everyone(endpoint: &Endpoint, ranks: &[usize]) -> String {
+    ranks.iter().map(|&r| endpoint.who(r)).collect::<Vec<_>>().join(", ")
+}
+
+/// What peers say of why they gave up, as far as they do within [`LISTENING`]: each may wait for yet another, and the
+/// one that all wait for says nothing.
+fn listen(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>]) -> String {
+    let until = Instant::now() + LISTENING;
+    loop {
+        let _ = endpoint.progress();
+        let said: Vec<_> = (0..channels.len()).filter_map(|peer| reported(channels, peer)).collect();
+        if said.len() + 1 == channels.len() || Instant::now() >= until {
+            let said = said.into_iter().filter_map(|report| match report {
+                Report::Failed { culprit, why } => Some(format!("rank {culprit} says: {why}")),
+                Report::Mismatch { .. } | Report::Left => None,
+            });
+            return said.take(HEARD).collect::<Vec<_>>().join("; ");
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// What a peer has reported, if anything.
+fn reported(channels: &[Option<[Channel; LANES]>], peer: usize) -> Option<Report> {
+    let [first, ..] = channels[peer].as_ref()?;
+    if first.own().word(FAILURE).load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let mut bytes = [0u8; REPORT];
+    // SAFETY: the report lies in this rank's inbox.
+    unsafe { copy(first.own().at(FAILURE + 8), bytes.as_mut_ptr(), REPORT) };
+    Some(Report::decode(&bytes))
+}
+
 /// What a peer reports, if it does within [`LISTENING`].
 fn told(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>]) -> Option<Error> {
     let until = Instant::now() + LISTENING;
@@ -549,22 +592,23 @@ fn told(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>]) -> Option<Er
 /// Errors if a peer has reported a failure, or one that is awaited is gone.
 fn reports(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>], awaited: &[usize]) -> Result<()> {
     let rank = endpoint.rank();
-    for (peer, channels) in channels.iter().enumerate() {
-        let Some([first, ..]) = channels else { continue };
-        if first.own().word(FAILURE).load(Ordering::Acquire) == 0 {
-            continue;
-        }
-        let mut bytes = [0u8; REPORT];
-        // SAFETY: the report lies in this rank's inbox.
-        unsafe { copy(first.own().at(FAILURE + 8), bytes.as_mut_ptr(), REPORT) };
-        match Report::decode(&bytes) {
-            Report::Left if !awaited.contains(&peer) => {}
-            Report::Left => {
+    for peer in 0..channels.len() {
+        match reported(channels, peer) {
+            None => {}
+            Some(Report::Left) if !awaited.contains(&peer) => {}
+            Some(Report::Left) => {
                 let why = "it dropped its communicator while this rank still waits for it".into();
                 return Err(Error::PeerFailed { rank, culprit: peer, why });
             }
-            Report::Failed { culprit, why } => return Err(Error::PeerFailed { rank, culprit, why }),
-            Report::Mismatch { rank, ours, peer, theirs } => {
+            Some(Report::Failed { culprit, mut why }) => {
+                // Whoever gives up first may have waited for this rank, which waits for others.
+                let others: Vec<_> = awaited.iter().copied().filter(|&r| r != peer && r != culprit).collect();
+                if !others.is_empty() {
+                    why += &format!("; this rank was waiting for {}", everyone(endpoint, &others));
+                }
+                return Err(Error::PeerFailed { rank, culprit, why });
+            }
+            Some(Report::Mismatch { rank, ours, peer, theirs }) => {
                 return Err(Error::Mismatch { rank, ours, peer, theirs });
             }
         }

@@ -132,7 +132,8 @@ mod tests {
         {
             let kernel = Kernel::new(data_type, ReduceOp::Sum, 3).unwrap();
             let (fold_of, size) = (Fold::balanced(3), kernel.width(wide));
-            let bytes: Vec<u8> = (0..60_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 25) as u8).collect();
+            let bytes: Vec<u8> =
+                (0..60_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 25) as u8).collect();
             let terms: Vec<_> =
                 [0, 8, 400].map(|at| Source { ptr: bytes[at..].as_ptr(), wide: false }).to_vec();
             for (start, count) in [(0, 0), (0, 1), (4, 1000), (32, 2048), (8, 9_999), (2 * size, 14_000)] {
