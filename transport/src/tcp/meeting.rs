@@ -1,0 +1,258 @@
+//! Who opens the one connection of two ranks: whoever first has something to say, and when both try at once, the
+//! lower rank.
+//!
+//! A rank that connects says who it is, is told that it is welcome, and confirms; then both sides hold the stream for
+//! good. The higher rank of two that try at once is told that the other is on its way, and waits.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::Result;
+
+/// After so long a rank that waits for a peer to arrive tries again itself: the peer may have given up.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How far two ranks have come.
+#[derive(Debug)]
+enum State {
+    /// Nobody has tried.
+    Apart,
+    /// This rank connects.
+    Dialing,
+    /// The peer said that it connects.
+    Expecting,
+    /// The peer has connected, and is proving who it is.
+    Answering,
+    /// There is a connection.
+    Together(Arc<TcpStream>),
+    /// There was one.
+    Over,
+}
+
+/// One rank's view of the two.
+#[derive(Debug)]
+pub struct Meeting {
+    /// The peer's attempt holds when both try at once.
+    yields: bool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What a rank that has something to say does.
+#[derive(Debug)]
+pub enum Turn {
+    /// It connects, and reports by [`Meeting::dialled`].
+    Dial,
+    /// It uses this.
+    Use(Arc<TcpStream>),
+    /// It gives up: the peer did not come in time, or there was a connection and it is over.
+    Leave,
+}
+
+/// How connecting ended.
+#[derive(Debug)]
+pub enum Dialled {
+    /// With a connection.
+    Stream(Arc<TcpStream>),
+    /// The peer is connecting too, and its attempt holds.
+    Crossed,
+    /// Without.
+    Failed,
+}
+
+impl Meeting {
+    pub fn new(me: usize, peer: usize) -> Meeting {
+        Meeting { yields: me > peer, state: Mutex::new(State::Apart), changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, state: &mut State, to: State) {
+        *state = to;
+        self.changed.notify_all();
+    }
+
+    /// The connection, if there is one.
+    pub fn stream(&self) -> Option<Arc<TcpStream>> {
+        match &*self.state() {
+            State::Together(stream) => Some(stream.clone()),
+            _ => None,
+        }
+    }
+
+    /// What to do in order to have a connection; waits, until `until`, for a peer that is about to arrive.
+    pub fn approach(&self, until: Instant) -> Turn {
+        let mut state = self.state();
+        let again = Instant::now() + PATIENCE;
+        loop {
+            let wait = match &*state {
+                State::Together(stream) => return Turn::Use(stream.clone()),
+                State::Over => return Turn::Leave,
+                State::Apart => Duration::ZERO,
+                State::Dialing | State::Answering => until.saturating_duration_since(Instant::now()),
+                State::Expecting => again.min(until).saturating_duration_since(Instant::now()),
+            };
+            if wait.is_zero() {
+                if matches!(*state, State::Apart | State::Expecting) && Instant::now() < until {
+                    self.set(&mut state, State::Dialing);
+                    return Turn::Dial;
+                }
+                return Turn::Leave;
+            }
+            state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Connecting has ended.
+    pub fn dialled(&self, how: Dialled) {
+        let mut state = self.state();
+        let to = match (&*state, how) {
+            (State::Over, _) => return,
+            (_, Dialled::Stream(stream)) => State::Together(stream),
+            (State::Dialing, Dialled::Crossed) => State::Expecting,
+            (State::Dialing, Dialled::Failed) => State::Apart,
+            _ => return,
+        };
+        self.set(&mut state, to);
+    }
+
+    /// Whether a peer that has just connected is welcome; if so, [`Meeting::answered`] follows.
+    pub fn answer(&self) -> bool {
+        let mut state = self.state();
+        let welcome = match *state {
+            State::Apart | State::Expecting => true,
+            State::Dialing => self.yields,
+            State::Answering | State::Together(_) | State::Over => false,
+        };
+        if welcome {
+            self.set(&mut state, State::Answering);
+        }
+        welcome
+    }
+
+    /// The peer confirmed, and this is the connection; or it did not.
+    pub fn answered(&self, stream: Option<Arc<TcpStream>>) {
+        let mut state = self.state();
+        if matches!(*state, State::Answering) {
+            self.set(&mut state, stream.map_or(State::Apart, State::Together));
+        }
+    }
+
+    /// The connection is over, and there will be no other.
+    pub fn end(&self) {
+        let mut state = self.state();
+        self.set(&mut state, State::Over);
+    }
+}
+
+/// A connection that the endpoint does not receive from yet.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The peer's place.
+    pub slot: usize,
+    /// To read from, in non-blocking mode.
+    pub stream: Arc<TcpStream>,
+}
+
+/// Connections on their way to the endpoint.
+#[derive(Debug)]
+pub struct Arrivals {
+    waker: mio::Waker,
+    arrived: Mutex<Vec<Result<Arrival>>>,
+    any: AtomicBool,
+}
+
+impl Arrivals {
+    pub fn new(waker: mio::Waker) -> Arrivals {
+        Arrivals { waker, arrived: Mutex::default(), any: AtomicBool::new(false) }
+    }
+
+    /// Whether [`Arrivals::take`] has something. Costs one load.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// The connections that arrived; an error is one that keeps others from arriving.
+    pub fn take(&self) -> Vec<Result<Arrival>> {
+        self.any.store(false, Ordering::Release);
+        std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Wakes the endpoint, too.
+    pub fn push(&self, arrival: Result<Arrival>) {
+        {
+            let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+            // One error is enough until somebody reads it: running out of descriptors repeats itself.
+            if arrival.is_ok() || arrived.iter().all(|a| a.is_ok()) {
+                arrived.push(arrival);
+            }
+        }
+        self.any.store(true, Ordering::Release);
+        let _ = self.waker.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn stream() -> Arc<TcpStream> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap())
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn of_two_that_try_at_once_the_lower_ranks_attempt_holds() {
+        let (low, high) = (Meeting::new(0, 1), Meeting::new(1, 0));
+        assert!(matches!(low.approach(soon()), Turn::Dial));
+        assert!(matches!(high.approach(soon()), Turn::Dial));
+        assert!(!low.answer());
+        assert!(high.answer());
+        high.dialled(Dialled::Crossed);
+        std::thread::scope(|s| {
+            let waits = s.spawn(|| high.approach(soon()));
+            high.answered(Some(stream()));
+            assert!(matches!(waits.join().unwrap(), Turn::Use(_)));
+        });
+        low.dialled(Dialled::Stream(stream()));
+        assert!(matches!(low.approach(soon()), Turn::Use(_)));
+        assert!(!low.answer() && !high.answer(), "one connection is enough");
+    }
+
+    #[test]
+    fn told_that_the_other_is_on_its_way_before_it_is_here() {
+        let high = Meeting::new(1, 0);
+        assert!(matches!(high.approach(soon()), Turn::Dial));
+        high.dialled(Dialled::Crossed);
+        assert!(matches!(high.approach(Instant::now()), Turn::Leave), "it never came");
+        assert!(high.answer());
+        high.answered(Some(stream()));
+        assert!(high.stream().is_some());
+    }
+
+    #[test]
+    fn what_fails_may_be_tried_again_by_either() {
+        let low = Meeting::new(0, 1);
+        assert!(matches!(low.approach(soon()), Turn::Dial));
+        low.dialled(Dialled::Failed);
+        assert!(low.answer());
+        assert!(!low.answer(), "one at a time");
+        low.answered(None);
+        assert!(matches!(low.approach(soon()), Turn::Dial));
+        low.end();
+        low.dialled(Dialled::Stream(stream()));
+        assert!(low.stream().is_none());
+        assert!(matches!(low.approach(soon()), Turn::Leave));
+    }
+}
