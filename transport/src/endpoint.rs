@@ -371,6 +371,7 @@ impl Endpoint {
     }
 
     /// Moves whatever can move without waiting; whether something did.
+    #[inline]
     pub fn progress(&self) -> Result<bool> {
         let mut moved = false;
         if self.delays {

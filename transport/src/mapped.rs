@@ -48,6 +48,7 @@ impl Mapped {
         self.region.at(at, len)
     }
 
+    #[inline]
     pub fn wake(&self) {
         self.bell.ring(self.region.word(self.sleep));
     }

@@ -167,8 +167,10 @@ impl Runner {
         peers: usize,
         place: impl Fn(usize, usize) -> (usize, usize),
     ) {
-        self.queues.resize_with(peers * LANES, || VecDeque::with_capacity(QUEUED));
-        self.active.reserve(peers * LANES);
+        if self.queues.len() != peers * LANES {
+            self.queues.resize_with(peers * LANES, || VecDeque::with_capacity(QUEUED));
+            self.active.reserve(peers * LANES);
+        }
         // Empty after a run that succeeded; after any other there is none.
         debug_assert!(self.active.is_empty());
         self.running = 0;
@@ -239,19 +241,8 @@ impl Runner {
             }
             match op {
                 Op::Send { peer, message, src, count } => {
-                    let offset = src.offset;
-                    let pending = Pending {
-                        message: first + message,
-                        stamp: segment.stamp,
-                        ptr: segment.ptr(*src, 0),
-                        registered: segment.registered[src.space].map(|at| at + offset),
-                        width: segment.plan.widths[usize::from(src.wide)],
-                        count: *count,
-                        chunk: segment.plan.chunk,
-                        done: 0,
-                    };
                     let queue = peer * LANES + thread.lane;
-                    self.post(queue, pending, channels)?;
+                    self.post(queue, first + message, segment, *src, *count, channels)?;
                     moved = true;
                 }
                 Op::Fold { dst, finish, terms, fold, count } => {
@@ -272,11 +263,37 @@ impl Runner {
     }
 
     /// Posts a message, or queues what of it cannot be posted now.
-    fn post(&mut self, queue: usize, mut pending: Pending, channels: &mut Channels) -> Result<(), Failure> {
+    #[inline]
+    fn post(
+        &mut self,
+        queue: usize,
+        message: usize,
+        segment: &Segment,
+        src: Place,
+        count: u64,
+        channels: &mut Channels,
+    ) -> Result<(), Failure> {
+        let registered = segment.registered[src.space].map(|at| at + src.offset);
+        let (ptr, width) = (segment.ptr(src, 0), segment.plan.widths[usize::from(src.wide)]);
+        let channel = channel(channels, queue);
+        let body = channel.route(ptr, registered, count * width);
+        let whole = body.remote() || count <= segment.plan.chunk;
+        if whole && self.queues[queue].is_empty() && channel.has_slot() {
+            // SAFETY: the message's memory stays unchanged until it is complete: instructions that write it wait,
+            // and a run ends when all messages are complete.
+            let ticket = unsafe { channel.post(&segment.stamp, body)? };
+            self.sent[message] =
+                Sent { queue, posted: true, remote: body.remote(), until: channel.posted(), ticket };
+            return Ok(());
+        }
+        let (stamp, chunk) = (segment.stamp, segment.plan.chunk);
+        self.queue(queue, Pending { message, stamp, ptr, registered, width, count, chunk, done: 0 }, channels)
+    }
+
+    fn queue(&mut self, queue: usize, mut pending: Pending, channels: &mut Channels) -> Result<(), Failure> {
         self.sent[pending.message].queue = queue;
         let waiting = !self.queues[queue].is_empty();
-        let channel = channel(channels, queue);
-        if !waiting && pending.push(channel, &mut self.sent[pending.message])? {
+        if !waiting && pending.push(channel(channels, queue), &mut self.sent[pending.message])? {
             return Ok(());
         }
         if !waiting {
@@ -332,15 +349,21 @@ impl Runner {
     }
 }
 
+#[inline]
 fn channel(channels: &mut Channels, queue: usize) -> &mut Channel {
     let channel = channels[queue / LANES].as_mut().expect("programs send to other ranks only");
     &mut channel[queue % LANES]
 }
 
+#[inline]
 fn is_complete(sent: &Sent, channels: &mut Channels) -> bool {
     sent.posted && {
         let channel = channel(channels, sent.queue);
-        if sent.remote { channel.consumed(sent.until) } else { channel.link().flushed(sent.ticket) }
+        match sent.remote {
+            true => channel.consumed(sent.until),
+            // Written at once.
+            false => sent.ticket == Ticket::default() || channel.link().flushed(sent.ticket),
+        }
     }
 }
 
