@@ -12,7 +12,7 @@ use super::sizes::Sizes;
 const EXAMPLES: &str = "\
 Examples:
   make compare
-      sets up the peers and runs this with its defaults, in about ten minutes on two cores
+      sets up the peers and runs this with its defaults, in about twenty minutes on two cores
   make compare PEERS=impi,openmpi4 COLL=allreduce TRANSPORT=shm RANKS=2 SIZES=4,1K,256K,16M PAIRS=7
       one case, two peers
   make compare PEERS=self

@@ -6,7 +6,7 @@
 //! between = "ranks of a host"   # or "hosts"
 //! ranks_per_core = 1.0          # 1 where every rank has a core of its own
 //! pull = true                   # receivers fetch long messages themselves
-//! gap_us = 0.1                  # of both ranks' time that a short message takes, together
+//! gap_us = 0.1                  # a short message of a stream: the time of both ranks that it takes
 //! one_way = [[8, 0.3], [4096, 0.9]]       # bytes, µs: one message, from the send to the receipt
 //! exchange = [[8, 0.4], [4096, 1.1]]      # bytes, µs: all ranks send and receive at once
 //! reduce = [[8, 0.4], [4096, 1.5]]        # bytes of a part, µs: reduce-scatter of two ranks, all pairs at once
@@ -72,7 +72,8 @@ pub struct LinkCost {
     /// Whether receivers fetch long messages themselves.
     #[serde(default)]
     pub pull: bool,
-    /// Of both ranks' time that posting and taking a short message take, together, µs.
+    /// A short message of a stream of them, from one rank to another, µs: the time of both ranks that posting and taking
+    /// it take.
     pub gap_us: f64,
     /// One message.
     pub one_way: Points,

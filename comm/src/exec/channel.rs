@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use nd_transport::{Abilities, Link, Part, Result, Signal, Ticket};
 
 use super::layout::{BODY, CREDIT, HEAD, INLINE, LINE, SEQUENCE, SLOT_BYTES, SLOTS, slot};
-use super::memory::{LaneMemory, copy};
+use super::memory::{LaneMemory, copy, prefetch_to_write};
 use super::stamp::Stamp;
 
 /// From this many bytes on, a receiver that can map the sender's memory reads it there. Below, a copy through a
@@ -231,6 +231,10 @@ impl Channel {
     #[inline]
     pub fn take(&mut self, remote: bool) -> Result<()> {
         self.taken += 1;
+        // Whoever took a message mostly posts the next one: its line is fetched meanwhile.
+        if let Some(inbox) = &self.mapped {
+            prefetch_to_write(inbox.at(slot(self.posted)));
+        }
         if !remote && self.taken - self.told < SLOTS / 2 {
             return Ok(());
         }

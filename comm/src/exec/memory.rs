@@ -50,6 +50,19 @@ impl LaneMemory {
     }
 }
 
+/// Fetches a line that is about to be written, where the processor can; changes nothing.
+#[inline]
+pub fn prefetch_to_write(at: *const u8) {
+    // SAFETY: a hint about an address, which it may not even have; every processor of this architecture takes it.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_ET0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Copies `len` bytes.
 ///
 /// # Safety
