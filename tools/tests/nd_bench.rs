@@ -237,6 +237,46 @@ fn a_rank_that_is_killed_ends_all_and_is_named() {
     assert!(stderr(&out).contains("SIGKILL"), "{}", stderr(&out));
 }
 
+/// Those too that never had a connection to it, which takes longer to make than a call may take.
+#[test]
+fn all_name_the_rank_that_stopped() {
+    let n = 6;
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |rank: usize| {
+        Command::new(env!("CARGO_BIN_EXE_nd-bench"))
+            .args("barrier -n 20 -N 0".split_whitespace())
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", n.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env("ND_SECRET", "5e".repeat(32))
+            .env("ND_TRANSPORT", "tcp")
+            .env("ND_TIMEOUT", "1500ms")
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let mut children: Vec<_> = (0..n).map(start).collect();
+    let mut first = children.remove(0);
+    // The table begins once all have met.
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(first.stdout.take().unwrap()));
+    lines.by_ref().map(Result::unwrap).find(|l| l.starts_with("#  Rank  5 ")).unwrap();
+    let pid = rustix::process::Pid::from_raw(first.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let began = std::time::Instant::now();
+    let outs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    assert!(outs.iter().all(|out| out.status.code() == Some(1)));
+    // Whoever heard it from others says nothing.
+    let said: Vec<_> = outs.iter().map(stderr).filter(|text| !text.is_empty()).collect();
+    assert!(!said.is_empty() && said.iter().all(|text| text.contains("rank 0 (")), "{said:?}");
+    // Connecting may take 60 s.
+    assert!(began.elapsed() < std::time::Duration::from_secs(30), "{:?}", began.elapsed());
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
 #[test]
 fn links_are_measured_and_the_file_is_used() {
     let dir = tempfile::tempdir().unwrap();

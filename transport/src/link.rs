@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use crate::Result;
 
@@ -111,9 +112,9 @@ pub trait Link: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Connects, where that is still to be done; an error if the peer is not there.
-    fn reach(&self) -> Result<()> {
-        Ok(())
+    /// Connects, where that is still to be done; whether it was within that time, and an error if the peer is not there.
+    fn reach(&self, _within: Duration) -> Result<bool> {
+        Ok(true)
     }
 
     /// Raises a counter at the peer, after all earlier puts.

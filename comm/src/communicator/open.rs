@@ -99,6 +99,8 @@ impl Communicator {
                 local_address: local,
                 // Whoever asks for an interface wants it.
                 loopback_only: on_loopback && config.transport.interfaces.is_empty(),
+                // A call may have to connect first.
+                start_timeout: config.start_timeout().min(config.timeout),
                 ..config.transport.clone()
             };
             let opened = Endpoint::open(&transport).map_err(failed)?;

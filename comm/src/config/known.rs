@@ -104,6 +104,9 @@ pub(super) const KNOWN: &[Known] = &[
                 Err(e) => return bad(format!("cannot be read: {e}"), "name a file that this user can read"),
             };
             match Calibration::parse(&text) {
+                Ok(read) if read.link.is_empty() => {
+                    return bad("holds no [[link]]", "measure anew: nd-bench --calibrate FILE");
+                }
                 Ok(read) => c.calibration = Some(Arc::new(read)),
                 Err(e) => return bad(e.to_string(), "measure anew: nd-bench --calibrate FILE"),
             }

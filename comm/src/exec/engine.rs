@@ -57,11 +57,15 @@ unsafe impl Send for Call {}
 /// How long a rank that gives up waits for its report to leave.
 const TELLING: Duration = Duration::from_millis(500);
 
+/// How long a rank tries to connect to a peer that it has not spoken to, to see whether it is there or to tell it that
+/// it gives up: one that stopped does not answer.
+const REACHING: Duration = Duration::from_millis(50);
+
 /// How long a rank that lost a peer listens whether one has reported why.
 const LISTENING: Duration = Duration::from_millis(200);
 
 /// Of so many peers its message says what they said.
-const HEARD: usize = 8;
+const HEARD: usize = 2;
 
 /// What a plan is made for; the layout does not change.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -487,12 +491,10 @@ impl Engine {
         let call = segments.first().map(|s| s.stamp.to_string()).unwrap_or_default();
         let rank = self.rank();
         let timed_out = |waiting| Error::Timeout { rank, call: call.clone(), after: timeout, waiting };
-        let waiting = everyone(&self.endpoint, &awaited);
-        let error = timed_out(waiting.clone());
+        let error = timed_out(everyone(&self.endpoint, &awaited));
         // Whoever waits for this rank learns whom it waits for; the time of those who wait for others in turn is up too.
         self.fail(&error);
-        let said = listen(&self.endpoint, &self.channels);
-        Err(if said.is_empty() { error } else { timed_out(format!("{waiting}; {said}")) })
+        Err(timed_out(listen(&self.endpoint, &self.channels, &awaited)))
     }
 
     /// Tells the peers that this rank gives up, and why, in the words of whoever found out first.
@@ -525,12 +527,15 @@ impl Engine {
     fn tell(&mut self, report: &Report) {
         let bytes = report.encode();
         let mut told = Vec::new();
+        let until = Instant::now() + TELLING;
         let leaving = matches!(report, Report::Left);
         for channels in self.channels.iter().flatten() {
             let (link, at) = (channels[0].link(), channels[0].remote() + FAILURE);
             // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it
             // tries to reach it, see `reports`.
-            if leaving && !link.connected() {
+            let reached = link.connected()
+                || (!leaving && Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there));
+            if !reached {
                 continue;
             }
             // SAFETY: the report is short and copied by the link.
@@ -541,7 +546,8 @@ impl Engine {
             told.retain(|(link, ticket)| !link.flushed(*ticket));
             Ok::<_, nd_transport::Error>(if told.is_empty() { Step::Done } else { Step::Idle })
         };
-        let _ = self.endpoint.wait(TELLING, look, || Ok(()));
+        let left = until.saturating_duration_since(Instant::now());
+        let _ = self.endpoint.wait(left, look, || Ok(()));
     }
 }
 
@@ -568,21 +574,28 @@ fn everyone(endpoint: &Endpoint, ranks: &[usize]) -> String {
     ranks.iter().map(|&r| endpoint.who(r)).collect::<Vec<_>>().join(", ")
 }
 
-/// What peers say of why they gave up, as far as they do within [`LISTENING`]: each may wait for yet another, and the
-/// one that all wait for says nothing.
-fn listen(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>]) -> String {
+/// Whom to look at when the time is up: each of the peers may wait for yet another, and says so within [`LISTENING`];
+/// the one that all wait for says nothing. Otherwise those that this rank waits for, and what is said.
+fn listen(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>], awaited: &[usize]) -> String {
     let until = Instant::now() + LISTENING;
     loop {
         let _ = endpoint.progress();
-        let said: Vec<_> = (0..channels.len()).filter_map(|peer| reported(channels, peer)).collect();
-        if said.len() + 1 == channels.len() || Instant::now() >= until {
-            let said = said.into_iter().filter_map(|report| match report {
-                Report::Failed { culprit, why } => Some(format!("rank {culprit} says: {why}")),
-                Report::Mismatch { .. } | Report::Left => None,
-            });
-            return said.take(HEARD).collect::<Vec<_>>().join("; ");
+        let peers = (0..channels.len()).filter(|&peer| channels[peer].is_some());
+        let (said, silent): (Vec<_>, Vec<_>) = peers.partition(|&peer| reported(channels, peer).is_some());
+        if !silent.is_empty() && Instant::now() < until {
+            std::thread::yield_now();
+            continue;
         }
-        std::thread::yield_now();
+        let waited_for: Vec<_> = silent.iter().copied().filter(|peer| awaited.contains(peer)).collect();
+        let culprits = if waited_for.is_empty() { silent } else { waited_for };
+        if !culprits.is_empty() && !said.is_empty() {
+            return everyone(endpoint, &culprits) + ", of whom nothing is heard while others give up";
+        }
+        let words = said.into_iter().filter_map(|peer| match reported(channels, peer)? {
+            Report::Failed { culprit, why } => Some(format!("; rank {culprit} says: {why}")),
+            Report::Mismatch { .. } | Report::Left => None,
+        });
+        return everyone(endpoint, awaited) + &words.take(HEARD).collect::<String>();
     }
 }
 
@@ -641,7 +654,7 @@ fn reports(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>], awaited: 
         }
         // One that never was connected to cannot be seen to leave.
         if let Some(link) = endpoint.link(peer) {
-            link.reach().map_err(|source| Error::Transport { rank, source })?;
+            link.reach(REACHING).map_err(|source| Error::Transport { rank, source })?;
         }
     }
     Ok(())

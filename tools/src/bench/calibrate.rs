@@ -55,6 +55,9 @@ pub fn calibrate(comm: &Communicator, path: &Path) -> std::result::Result<Calibr
             measured.link.push(link);
         }
     }
+    if measured.link.is_empty() {
+        return Err(Error::Usage("--calibrate measures links: it needs at least two ranks".into()));
+    }
     if comm.rank() == 0 {
         // Somebody else may have measured other kinds meanwhile.
         known = read(path)?.unwrap_or(known);

@@ -158,16 +158,16 @@ impl TcpLink {
 
     /// A connection: the peer's, if it has come or is about to, or one that this rank opens.
     #[cold]
-    fn meet(&self) -> Result<Arc<TcpStream>> {
+    fn meet(&self, within: Duration) -> Result<Arc<TcpStream>> {
         let common = &self.common;
-        let until = Instant::now() + common.timeout;
+        let until = Instant::now() + within;
         let unreachable = |why| Error::Unreachable { from: common.me, to: self.peer, why };
         loop {
             match self.meeting.approach(until) {
                 Turn::Use(stream) => return Ok(stream),
                 Turn::Dial => {}
                 Turn::Leave => {
-                    let why = format!("it was about to connect, and did not within {:?}", common.timeout);
+                    let why = format!("it was about to connect, and did not within {within:?}");
                     return Err(unreachable(why));
                 }
             }
@@ -209,6 +209,11 @@ impl TcpLink {
     /// The connection, opened if this is the first use.
     #[inline]
     fn opened<'a>(&self, guard: &'a mut Option<Outgoing>) -> Result<&'a mut Outgoing> {
+        self.open(guard, self.common.timeout)
+    }
+
+    /// The same; a peer that does not answer within less than the time to connect is not given up.
+    fn open<'a>(&self, guard: &'a mut Option<Outgoing>, within: Duration) -> Result<&'a mut Outgoing> {
         if guard.is_none() {
             if let Some(gone) = self.gone.get() {
                 return Err(self.lost(&gone.cause));
@@ -217,8 +222,11 @@ impl TcpLink {
                 let why = "this rank has closed its endpoint".into();
                 return Err(Error::Unreachable { from: self.common.me, to: self.peer, why });
             }
-            let stream = self.meet().inspect_err(|e| {
-                let _ = self.gone.set(Gone::lost(e.to_string()));
+            let until = Instant::now() + within;
+            let stream = self.meet(within).inspect_err(|e| {
+                if within >= self.common.timeout || Instant::now() < until {
+                    let _ = self.gone.set(Gone::lost(e.to_string()));
+                }
             })?;
             *guard = Some(Outgoing::new(stream));
         }
@@ -272,9 +280,13 @@ impl Link for TcpLink {
         self.meeting.stream().is_some()
     }
 
-    fn reach(&self) -> Result<()> {
-        let reached = self.opened(&mut self.out()).map(|_| ());
-        if self.excused() { Ok(()) } else { reached }
+    fn reach(&self, within: Duration) -> Result<bool> {
+        let reached = self.open(&mut self.out(), within).map(|_| true);
+        match reached {
+            Err(_) if self.excused() => Ok(true),
+            Err(_) if self.gone.get().is_none() => Ok(false),
+            reached => reached,
+        }
     }
 
     /// A signal to a peer that left in order is nobody's loss: whoever still needs that peer notices by waiting.
