@@ -81,9 +81,9 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Up to 4 million instructions (a few seconds, some 500 MB), symmetry used, no timeline.
+    /// Up to 3 million instructions (a few seconds, some 500 MB), symmetry used, no timeline.
     fn default() -> Options {
-        Options { limit: 4_000_000, every_rank: false, steps: 0 }
+        Options { limit: 3_000_000, every_rank: false, steps: 0 }
     }
 }
 
@@ -113,6 +113,21 @@ pub fn estimate(
 /// Pieces of what a rank handles by which ranks are told apart: few, that is quick, up to all that there are.
 const PIECES: [u64; 3] = [4, 64, u64::MAX];
 
+/// Ranks whose programs are made to see how long those of all will be.
+const SAMPLES: usize = 9;
+
+/// About how many instructions the programs of these ranks have together, by a few from among them: making all programs
+/// of a large world, to find that they are too many, takes long. 0 for few ranks.
+fn expected(algorithm: &dyn Algorithm, shape: &Shape, ranks: &[usize]) -> usize {
+    if ranks.len() < SAMPLES * SAMPLES {
+        return 0;
+    }
+    // Not the first, which is often the root of all.
+    let samples = (0..SAMPLES).map(|i| ranks[(2 * i + 1) * ranks.len() / (2 * SAMPLES)]);
+    let length = |rank| algorithm.program(shape, rank).lanes.iter().map(Vec::len).sum::<usize>();
+    samples.map(length).sum::<usize>() / SAMPLES * ranks.len()
+}
+
 /// Nothing where the programs do not fit the quotient.
 fn simulate(
     algorithm: &dyn Algorithm,
@@ -127,10 +142,14 @@ fn simulate(
         let instructions = ranks * quotient::SHORTEST;
         return Err(Unpredictable::TooLong { instructions, limit: options.limit });
     }
+    let representatives = quotient.representatives();
+    let expected = expected(algorithm, shape, &representatives);
+    if expected > options.limit && !options.every_rank {
+        return Err(Unpredictable::TooLong { instructions: expected, limit: options.limit });
+    }
     let mut compiler = Compiler::new(fabric, quotient, shape, data_type);
     let mut code: Vec<Vec<Lane>> = Vec::new();
     let mut instructions = 0;
-    let representatives = quotient.representatives();
     for &rank in &representatives {
         let program = algorithm.program(shape, rank);
         instructions += program.lanes.iter().map(Vec::len).sum::<usize>();

@@ -179,6 +179,9 @@ impl Refinement {
         let most_on_a_host = shape.layout.hosts().iter().map(Vec::len).max().unwrap_or(1) as u64;
         let piece = longest[0].max(longest[1]) / pieces.saturating_mul(most_on_a_host);
         let shape = Shape { piece: piece.max(shape.piece), ..shape.clone() };
+        if super::expected(algorithm, &shape, &(0..world_size).collect::<Vec<_>>()) > limit {
+            return None;
+        }
         let mut this = Refinement {
             edges: Vec::new(),
             crossed: Vec::new(),

@@ -232,8 +232,14 @@ pub(super) fn run(a: &SimulateArgs) -> Result<()> {
         return put_json(path, &json);
     }
     let (algbw, busbw) = bandwidths(best.us);
+    let left_out: Vec<_> =
+        candidates.iter().filter(|c| c.estimate.is_err()).map(|c| c.algorithm.name()).collect();
+    let among = match &left_out[..] {
+        [] => String::new(),
+        names => format!(" (fastest of those simulated; not among them: {})", names.join(", ")),
+    };
     let mut out = format!(
-        "{title}\n\n{}: {}, algbw {} GB/s, busbw {} GB/s{}\n\n",
+        "{title}\n\n{}{among}: {}, algbw {} GB/s, busbw {} GB/s{}\n\n",
         fastest.algorithm.name(),
         micros(best.us),
         gbps(algbw),
