@@ -183,7 +183,10 @@ impl TcpLink {
                 Ok(Connected::Crossed) => self.meeting.dialled(Dialled::Crossed),
                 Err(e) => {
                     self.meeting.dialled(Dialled::Failed);
-                    return Err(e);
+                    // The peer may have reached this rank meanwhile.
+                    if !self.meeting.answering() {
+                        return Err(e);
+                    }
                 }
             }
         }

@@ -84,6 +84,11 @@ impl Meeting {
         }
     }
 
+    /// Whether the peer's connection is here, or about to be.
+    pub fn answering(&self) -> bool {
+        matches!(*self.state(), State::Answering | State::Together(_))
+    }
+
     /// What to do in order to have a connection; waits, until `until`, for a peer that is about to arrive.
     pub fn approach(&self, until: Instant) -> Turn {
         let mut state = self.state();
@@ -248,6 +253,8 @@ mod tests {
         low.dialled(Dialled::Failed);
         assert!(low.answer());
         assert!(!low.answer(), "one at a time");
+        low.dialled(Dialled::Failed);
+        assert!(low.answering());
         low.answered(None);
         assert!(matches!(low.approach(soon()), Turn::Dial));
         low.end();
