@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use nd_transport::{Abilities, Endpoint, Part, Signal, Step, Window};
 
 use super::channel::Channel;
-use super::layout::{self, FAILURE, LANES, P2P_LANE, REPORT};
+use super::layout::{self, FAILURE, LANES, P2P_LANE};
 use super::memory::{LaneMemory, copy};
+use super::peers::{REACHING, everyone, failure, listen, reports, told};
 use super::plan::Plan;
 use super::report::Report;
 use super::run::{Failure, Runner, Segment};
@@ -56,16 +57,6 @@ unsafe impl Send for Call {}
 
 /// How long a rank that gives up waits for its report to leave.
 const TELLING: Duration = Duration::from_millis(500);
-
-/// How long a rank tries to connect to a peer that it has not spoken to, to see whether it is there or to tell it that
-/// it gives up: one that stopped does not answer.
-const REACHING: Duration = Duration::from_millis(100);
-
-/// How long a rank that lost a peer listens whether one has reported why.
-const LISTENING: Duration = Duration::from_millis(200);
-
-/// Of so many peers its message says what they said.
-const HEARD: usize = 2;
 
 /// What a plan is made for; the layout does not change.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -565,109 +556,6 @@ impl Drop for Engine {
             });
             let reports = reports.collect();
             inbox.leave(reports);
-        }
-    }
-}
-
-/// Ranks as people look for them.
-fn everyone(endpoint: &Endpoint, ranks: &[usize]) -> String {
-    ranks.iter().map(|&r| endpoint.who(r)).collect::<Vec<_>>().join(", ")
-}
-
-/// Whom to look at when the time is up: each of the peers may wait for yet another, and says so within [`LISTENING`];
-/// the one that all wait for says nothing. Otherwise those that this rank waits for, and what is said.
-fn listen(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>], awaited: &[usize]) -> String {
-    let until = Instant::now() + LISTENING;
-    loop {
-        let _ = endpoint.progress();
-        let peers = (0..channels.len()).filter(|&peer| channels[peer].is_some());
-        let (said, silent): (Vec<_>, Vec<_>) = peers.partition(|&peer| reported(channels, peer).is_some());
-        if !silent.is_empty() && Instant::now() < until {
-            std::thread::yield_now();
-            continue;
-        }
-        let waited_for: Vec<_> = silent.iter().copied().filter(|peer| awaited.contains(peer)).collect();
-        let culprits = if waited_for.is_empty() { silent } else { waited_for };
-        if !culprits.is_empty() && !said.is_empty() {
-            return everyone(endpoint, &culprits) + ", of whom nothing is heard while others give up";
-        }
-        let words = said.into_iter().filter_map(|peer| match reported(channels, peer)? {
-            Report::Failed { culprit, why } => Some(format!("; rank {culprit} says: {why}")),
-            Report::Mismatch { .. } | Report::Left => None,
-        });
-        return everyone(endpoint, awaited) + &words.take(HEARD).collect::<String>();
-    }
-}
-
-/// What a peer has reported, if anything.
-fn reported(channels: &[Option<[Channel; LANES]>], peer: usize) -> Option<Report> {
-    let [first, ..] = channels[peer].as_ref()?;
-    if first.own().word(FAILURE).load(Ordering::Acquire) == 0 {
-        return None;
-    }
-    let mut bytes = [0u8; REPORT];
-    // SAFETY: the report lies in this rank's inbox.
-    unsafe { copy(first.own().at(FAILURE + 8), bytes.as_mut_ptr(), REPORT) };
-    Some(Report::decode(&bytes))
-}
-
-/// What a peer reports, if it does within [`LISTENING`].
-fn told(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>]) -> Option<Error> {
-    let until = Instant::now() + LISTENING;
-    loop {
-        let _ = endpoint.progress();
-        match reports(endpoint, channels, &[]) {
-            Err(told) => return Some(told),
-            Ok(()) if Instant::now() >= until => return None,
-            Ok(()) => std::thread::yield_now(),
-        }
-    }
-}
-
-/// Errors if a peer has reported a failure, or one that is awaited is gone.
-fn reports(endpoint: &Endpoint, channels: &[Option<[Channel; LANES]>], awaited: &[usize]) -> Result<()> {
-    let rank = endpoint.rank();
-    for peer in 0..channels.len() {
-        match reported(channels, peer) {
-            None => {}
-            Some(Report::Left) if !awaited.contains(&peer) => {}
-            Some(Report::Left) => {
-                let why = "it dropped its communicator while this rank still waits for it".into();
-                return Err(Error::PeerFailed { rank, culprit: peer, why });
-            }
-            Some(Report::Failed { culprit, mut why }) => {
-                // Whoever gives up first may have waited for this rank, which waits for others.
-                let others: Vec<_> = awaited.iter().copied().filter(|&r| r != peer && r != culprit).collect();
-                if !others.is_empty() {
-                    why += &format!("; this rank was waiting for {}", everyone(endpoint, &others));
-                }
-                return Err(Error::PeerFailed { rank, culprit, why });
-            }
-            Some(Report::Mismatch { rank, ours, peer, theirs }) => {
-                return Err(Error::Mismatch { rank, ours, peer, theirs });
-            }
-        }
-    }
-    for &peer in awaited {
-        if let Some(source) = endpoint.lost(peer) {
-            return Err(Error::Transport { rank, source });
-        }
-        // One that never was connected to cannot be seen to leave.
-        if let Some(link) = endpoint.link(peer) {
-            link.reach(REACHING).map_err(|source| Error::Transport { rank, source })?;
-        }
-    }
-    Ok(())
-}
-
-fn failure(endpoint: &Endpoint, failure: Failure) -> Error {
-    let rank = endpoint.rank();
-    match failure {
-        Failure::Other(e) => *e,
-        Failure::Transport(source) => Error::Transport { rank, source },
-        Failure::Mismatch { peer, ours, theirs } => Error::Mismatch { rank, ours, peer, theirs },
-        Failure::Length { peer, ours, got, expected } => {
-            Error::Length { rank, peer, call: ours, got, expected }
         }
     }
 }

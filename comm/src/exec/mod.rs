@@ -9,6 +9,7 @@
 //! | [`plan`] | a program, made ready to run: addresses resolved, waits numbered |
 //! | `run` | the loop that runs plans |
 //! | `report` | what a rank tells its peers when it gives up |
+//! | `peers` | what they tell it, and whom it names |
 //! | [`engine`] | a communicator's channels, scratch and plans; reports failures to the peers |
 //!
 //! # How a message travels
@@ -23,6 +24,7 @@ pub(crate) mod channel;
 pub mod engine;
 pub mod layout;
 pub(crate) mod memory;
+pub(crate) mod peers;
 pub mod plan;
 pub(crate) mod report;
 pub(crate) mod run;
