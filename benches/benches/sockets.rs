@@ -41,6 +41,8 @@ fn main() {
     show(&small, "µs", ping_pong(&Bare::both_ways()), ping_pong(&Ours::new()));
     let each = format!("{small}, a socket for each way");
     show(&each, "µs", ping_pong(&Bare::one_way()), ping_pong(&Ours::new()));
+    let both = format!("{SMALL} B both ways at once");
+    show(&both, "µs", exchange(&Bare::both_ways()), exchange(&Ours::new()));
     show("1 MiB after another, one way", "GB/s", stream(&Bare::both_ways()), stream(&Ours::new()));
 }
 
@@ -62,6 +64,25 @@ fn ping_pong(ends: &impl Ends) -> f64 {
             began.elapsed().as_secs_f64()
         };
         (0..BATCHES).map(batch).fold(f64::INFINITY, f64::min) * 1e6 / ROUNDS as f64 / 2.0
+    })
+}
+
+/// Each end sends, then receives: a round of the best batch, µs.
+fn exchange(ends: &impl Ends) -> f64 {
+    let rounds = |me: usize, b: u64| {
+        for i in b * ROUNDS + 1..=(b + 1) * ROUNDS {
+            ends.send(me, i);
+            ends.receive(me, i);
+        }
+    };
+    std::thread::scope(|s| {
+        s.spawn(|| (0..BATCHES).for_each(|b| rounds(1, b)));
+        let batch = |b| {
+            let began = Instant::now();
+            rounds(0, b);
+            began.elapsed().as_secs_f64()
+        };
+        (0..BATCHES).map(batch).fold(f64::INFINITY, f64::min) * 1e6 / ROUNDS as f64
     })
 }
 
@@ -185,6 +206,7 @@ impl Ours {
 impl Ends for Ours {
     fn send(&self, me: usize, round: u64) {
         self.put(me, &[0; SMALL], 0, round);
+        self.0[me].0.progress().expect("progress");
     }
 
     fn receive(&self, me: usize, round: u64) {
