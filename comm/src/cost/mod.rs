@@ -57,7 +57,7 @@ pub struct Estimate {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unpredictable {
     /// The programs are longer than what may be simulated.
-    #[error("{instructions} instructions or more to simulate; the limit is {limit}")]
+    #[error("some {instructions} instructions or more to simulate; the limit is {limit}")]
     TooLong {
         /// Counted so far.
         instructions: usize,
