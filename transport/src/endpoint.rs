@@ -394,6 +394,13 @@ impl Endpoint {
         }
     }
 
+    /// Something has failed: leaving does not wait until the peers have what was sent to them, beyond a moment.
+    pub fn give_up(&self) {
+        if let Some(tcp) = &self.tcp {
+            tcp.give_up();
+        }
+    }
+
     /// Why a peer cannot be expected to do anything any more.
     pub fn lost(&self, peer: usize) -> Option<Error> {
         let cause = match &self.ways[peer] {

@@ -501,6 +501,7 @@ impl Engine {
             return;
         }
         self.failed = Some(error.to_string());
+        self.endpoint.give_up();
         let report = match error {
             Error::Mismatch { rank, ours, peer, theirs } => {
                 Report::Mismatch { rank: *rank, ours: *ours, peer: *peer, theirs: *theirs }

@@ -81,7 +81,7 @@ impl Door {
             // This rank's own attempt holds, or both have a connection already.
             Some(link) if !link.meeting.answer() => return session.send(CROSSED),
             Some(link) => {
-                let confirmed = confirm(session);
+                let confirmed = confirm(session, address);
                 if confirmed.is_err() {
                     link.meeting.answered(None);
                 }
@@ -95,9 +95,11 @@ impl Door {
 }
 
 /// Welcomes a peer. Once it confirms, both sides hold the stream.
-fn confirm(mut session: Session<Timed<'_>>) -> Result<TcpStream> {
+fn confirm(mut session: Session<Timed<'_>>, address: SocketAddr) -> Result<TcpStream> {
     session.send(WELCOME)?;
-    session.receive(CONFIRMED.len())?;
+    if session.receive(CONFIRMED.len())? != CONFIRMED {
+        return Err(refused(address, "did not confirm its connection"));
+    }
     let stream = session.into_inner().stream;
     let prepared = tune(&stream).and_then(|()| stream.set_nonblocking(true));
     prepared.map_err(|e| Error::system("preparing a connection", e))?;

@@ -27,6 +27,7 @@ pub struct Common {
     /// How many links have something waiting.
     pub waiting: AtomicUsize,
     pub closed: AtomicBool,
+    pub given_up: AtomicBool,
 }
 
 /// The way to one peer by TCP.
@@ -130,9 +131,9 @@ impl TcpLink {
             gone.cause = format!("{}; {broken}", gone.cause);
         }
         let error = (owes || !gone.orderly).then(|| self.lost(&gone.cause));
+        let first = self.gone.set(gone).is_ok();
         self.meeting.end();
         self.forget();
-        let first = self.gone.set(gone).is_ok();
         error.filter(|_| first)
     }
 
@@ -167,6 +168,9 @@ impl TcpLink {
                 Turn::Use(stream) => return Ok(stream),
                 Turn::Dial => {}
                 Turn::Leave => {
+                    if let Some(gone) = self.gone.get() {
+                        return Err(self.lost(&gone.cause));
+                    }
                     let why = format!("it was about to connect, and did not within {within:?}");
                     return Err(unreachable(why));
                 }

@@ -25,7 +25,7 @@
 //!
 //! **Leaving.** A peer is lost when its connection ends; with a goodbye it left in order. What it sent before is
 //! received first, even where sending to it fails meanwhile. A rank that leaves waits until its peers' kernels have
-//! what it sent: closing over unread bytes would take it back.
+//! what it sent, as long as it would wait to connect: closing before would take it back as soon as they say anything.
 
 mod accept;
 pub mod address;
@@ -68,7 +68,7 @@ use receive::{BUFFER, End, Incoming};
 const DIRECT: usize = 4;
 /// With few connections the poll is asked once in so many calls: for room to send.
 const SELDOM: u32 = 64;
-/// How long leaving in order may take, all peers together.
+/// How long leaving may take, all peers together, once something has failed.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How often it is looked meanwhile whether a peer has everything.
 const FAREWELL_TICK: Duration = Duration::from_micros(100);
@@ -126,6 +126,7 @@ impl Tcp {
             arrivals: Arrivals::new(waker),
             waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
         });
         let filter = Filter::parse(&config.interfaces);
         let index = cards[..me].iter().filter(|card| card.host == cards[me].host).count();
@@ -307,10 +308,16 @@ impl Tcp {
         Ok(rung)
     }
 
-    /// Leaves in order: what waits is sent, then a goodbye, as far as that takes no longer than [`FAREWELL`].
+    /// Something has failed: peers may never take what was sent to them, and leaving does not wait for that.
+    pub fn give_up(&self) {
+        self.common.given_up.store(true, Ordering::Release);
+    }
+
+    /// Leaves in order: what waits is sent, then a goodbye, and the peers' kernels have it.
     fn farewell(&self, inbox: &mut Inbox) {
         self.adopt(inbox);
-        let until = Instant::now() + FAREWELL;
+        let given_up = self.common.given_up.load(Ordering::Acquire);
+        let until = Instant::now() + if given_up { FAREWELL } else { self.common.timeout.max(FAREWELL) };
         for link in &self.links {
             if let Some(out) = link.joined(&mut link.out()) {
                 out.say_goodbye();
