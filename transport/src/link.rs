@@ -15,6 +15,8 @@ bitflags::bitflags! {
         const MAP = 1;
         /// [`Link::read`] reads any memory of the peer, by the peer's own address.
         const READ = 2;
+        /// [`Link::land`] lets the peer put into any memory of this rank.
+        const LAND = 4;
     }
 }
 
@@ -131,6 +133,19 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// # Safety
     /// `to` is valid for `len` bytes, and the peer keeps `from` unchanged meanwhile.
     unsafe fn read(&self, from: u64, to: *mut u8, len: usize) -> Result<()>;
+
+    /// Lets the peer put into memory that is in no window ([`Abilities::LAND`]), until it is withdrawn: the offset by which
+    /// the peer's puts name it. No two of a link are ever the same.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of `len` bytes until [`Link::withdraw`], and nobody reads it before the signal of the
+    /// put that fills it.
+    unsafe fn land(&self, _to: *mut u8, _len: u64) -> Option<u64> {
+        None
+    }
+
+    /// What [`Link::land`] gave is written no more; what the peer still puts there is thrown away.
+    fn withdraw(&self, _at: u64) {}
 
     /// Wakes the peer if it sleeps, after this rank wrote to mapped memory by itself.
     fn wake(&self);

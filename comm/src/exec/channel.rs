@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 
 use nd_transport::{Abilities, Link, Part, Result, Signal, Ticket};
 
-use super::layout::{BODY, CREDIT, HEAD, INLINE, LINE, SEQUENCE, SLOT_BYTES, SLOTS, slot};
+use super::layout::{
+    BODY, CREDIT, GRANT_AT, GRANT_LEN, HEAD, INLINE, LINE, SEQUENCE, SLOT_BYTES, SLOTS, grant, slot,
+};
 use super::memory::{LaneMemory, copy, prefetch_to_write};
 use super::stamp::Stamp;
 
@@ -41,24 +43,33 @@ pub enum Body {
         /// Bytes.
         len: u64,
     },
+    /// Where it was granted that they go: the rest of the message.
+    Placed {
+        /// Bytes.
+        len: u64,
+    },
 }
 
 const KIND_SHIFT: u32 = 60;
 const KIND_HERE: u64 = 0;
 const KIND_WINDOW: u64 = 1;
 const KIND_ADDRESS: u64 = 2;
+const KIND_PLACED: u64 = 3;
 
 impl Body {
     /// Bytes of data.
     pub fn len(&self) -> u64 {
         match self {
-            Body::Here { len, .. } | Body::Window { len, .. } | Body::Address { len, .. } => *len,
+            Body::Here { len, .. }
+            | Body::Window { len, .. }
+            | Body::Address { len, .. }
+            | Body::Placed { len } => *len,
         }
     }
 
     /// Whether the receiver reads the sender's memory, so that only the receiver's credit frees it.
     pub fn remote(&self) -> bool {
-        !matches!(self, Body::Here { .. })
+        matches!(self, Body::Window { .. } | Body::Address { .. })
     }
 }
 
@@ -77,6 +88,9 @@ pub struct Channel {
     /// How many of the peer's descriptors were consumed, and how many of them the peer was told of.
     taken: u64,
     told: u64,
+    /// How many messages were begun, and how many of the peer's have come whole.
+    begun: u64,
+    ended: u64,
 }
 
 impl Channel {
@@ -84,7 +98,7 @@ impl Channel {
     pub fn new(link: Arc<dyn Link>, own: LaneMemory, remote: u64, lane_len: u64) -> Channel {
         // SAFETY: the peer's inbox lies in its region for as long as the link lives.
         let mapped = link.map(remote, lane_len).map(|ptr| unsafe { LaneMemory::new(ptr) });
-        Channel { link, own, remote, mapped, posted: 0, credit: 0, taken: 0, told: 0 }
+        Channel { link, own, remote, mapped, posted: 0, credit: 0, taken: 0, told: 0, begun: 0, ended: 0 }
     }
 
     /// The link below.
@@ -162,6 +176,7 @@ impl Channel {
             Body::Here { len, .. } => (KIND_HERE, 0, len),
             Body::Window { offset, len } => (KIND_WINDOW, offset, len),
             Body::Address { address, len } => (KIND_ADDRESS, address, len),
+            Body::Placed { len } => (KIND_PLACED, 0, len),
         };
         let inline = kind == KIND_HERE && second <= INLINE;
         let short = if kind == KIND_HERE { second } else { 0 };
@@ -198,6 +213,15 @@ impl Channel {
                 // SAFETY: the caller's promise for `data`; the head is short and copied.
                 unsafe { self.link.put(&[Part::of(head), data], self.remote + at + HEAD, Some(signal)) }
             }
+            (None, Body::Placed { .. }) => {
+                let mut head = [0u8; (LINE - HEAD) as usize];
+                for (i, word) in words.into_iter().chain([first, second]).enumerate() {
+                    head[8 * i..8 * i + 8].copy_from_slice(&word.to_ne_bytes());
+                }
+                let signal = Signal { at: self.remote + at + SEQUENCE, value: self.posted };
+                // SAFETY: the head is short and copied.
+                unsafe { self.link.put(&[Part::of(&head)], self.remote + at + HEAD, Some(signal)) }
+            }
             (None, _) => unreachable!("only links that map or read are sent addresses"),
         }
     }
@@ -218,6 +242,7 @@ impl Channel {
         Ok(Some(match last >> KIND_SHIFT {
             KIND_WINDOW => Body::Window { offset: first, len: second },
             KIND_ADDRESS => Body::Address { address: first, len: second },
+            KIND_PLACED => Body::Placed { len: second },
             _ => {
                 let len = last << 4 >> 36;
                 let place = if len <= INLINE { BODY } else { LINE };
@@ -246,6 +271,60 @@ impl Channel {
                 Ok(())
             }
             None => self.link.signal(Signal { at: self.remote + CREDIT, value: self.taken }),
+        }
+    }
+
+    /// Begins the next message to the peer: its number, from 1.
+    #[inline]
+    pub fn begin(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun
+    }
+
+    /// The peer's message has come whole.
+    #[inline]
+    pub fn end(&mut self) {
+        self.ended += 1;
+    }
+
+    /// Lets the peer put a message of `len` bytes straight to where it belongs: the one that comes after those that have
+    /// come whole and `ahead` more. Gives what to withdraw afterwards, if the link can do that.
+    ///
+    /// # Safety
+    /// As for [`Link::land`], until it is withdrawn.
+    pub unsafe fn grant(&mut self, ahead: u64, to: *mut u8, len: u64) -> Result<Option<u64>> {
+        if !self.link.abilities().contains(Abilities::LAND) {
+            return Ok(None);
+        }
+        // SAFETY: the caller's promise.
+        let Some(landing) = (unsafe { self.link.land(to, len) }) else { return Ok(None) };
+        let message = self.ended + ahead + 1;
+        let at = self.remote + grant(message);
+        // Signals alone: a peer that has left meanwhile needs none.
+        let words = [(at + GRANT_AT, landing), (at + GRANT_LEN, len), (at, message)];
+        let told = words.into_iter().try_for_each(|(at, value)| self.link.signal(Signal { at, value }));
+        told.inspect_err(|_| self.link.withdraw(landing))?;
+        Ok(Some(landing))
+    }
+
+    /// Where a message of `len` bytes may be put, if the peer has said so: an offset for puts.
+    #[inline]
+    pub fn granted(&self, message: u64, len: u64) -> Option<u64> {
+        let at = grant(message);
+        let there =
+            self.own.word(at).load(Ordering::Acquire) == message && self.own.get(at + GRANT_LEN) == len;
+        there.then(|| self.own.get(at + GRANT_AT))
+    }
+
+    /// Puts the rest of a message where it was granted, and posts a descriptor that says so.
+    ///
+    /// # Safety
+    /// The rest stays valid and unchanged until the ticket is flushed.
+    pub unsafe fn place(&mut self, stamp: &Stamp, rest: Part, at: u64) -> Result<Ticket> {
+        // SAFETY: the caller's promise, and the descriptor, which is flushed last, lends nothing.
+        unsafe {
+            self.link.put(&[rest], at, None)?;
+            self.post(stamp, Body::Placed { len: rest.len as u64 })
         }
     }
 }

@@ -468,7 +468,11 @@ impl Engine {
             let awaited = runner.borrow().awaited(segments);
             Ok(reports(endpoint, &channels.borrow(), &awaited)?)
         };
-        let done = endpoint.wait(timeout, look, tick).map_err(|e| match e {
+        let waited = endpoint.wait(timeout, look, tick);
+        if !matches!(waited, Ok(true)) {
+            runner.borrow_mut().give_up(&mut channels.borrow_mut());
+        }
+        let done = waited.map_err(|e| match e {
             // A peer that failed and left is lost too; its own words say more.
             Failure::Transport(e) => {
                 told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, Failure::Transport(e)))

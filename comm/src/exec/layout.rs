@@ -1,5 +1,5 @@
-//! How the inbox is laid out that every rank has for every peer: a few lanes, each with a credit counter, a line for
-//! reports of failure, and slots.
+//! How the inbox is laid out that every rank has for every peer: a few lanes, each with a credit counter, lines for
+//! reports of failure and for grants, and slots.
 
 use crate::schedule::MAX_LANES;
 
@@ -22,7 +22,16 @@ pub const CREDIT: u64 = 0;
 pub const FAILURE: u64 = LINE;
 /// Bytes of a report, after its counter.
 pub const REPORT: usize = 4 * LINE as usize - 8;
-const FIRST_SLOT: u64 = FAILURE + 4 * LINE;
+/// Offset of the first of [`GRANTS`] grants: in each the number of a message, then [`GRANT_AT`] and [`GRANT_LEN`].
+const GRANT: u64 = FAILURE + 4 * LINE;
+/// Grants that a peer may give ahead.
+pub const GRANTS: u64 = 4;
+const GRANT_BYTES: u64 = 32;
+/// In a grant: the offset by which puts name the memory that the message is for.
+pub const GRANT_AT: u64 = 8;
+/// In a grant: how many bytes it is for.
+pub const GRANT_LEN: u64 = 16;
+const FIRST_SLOT: u64 = GRANT + GRANTS * GRANT_BYTES;
 const SLOT_STRIDE: u64 = LINE + SLOT_BYTES;
 /// Bytes of a lane.
 pub const LANE: u64 = (FIRST_SLOT + SLOTS * SLOT_STRIDE).next_multiple_of(4096);
@@ -43,6 +52,11 @@ pub const fn lane(peer: usize, lane: usize) -> u64 {
 /// Offset in its lane of the slot for the descriptor with this number.
 pub const fn slot(descriptor: u64) -> u64 {
     FIRST_SLOT + (descriptor % SLOTS) * SLOT_STRIDE
+}
+
+/// Offset in its lane of the grant for the message with this number.
+pub const fn grant(message: u64) -> u64 {
+    GRANT + (message % GRANTS) * GRANT_BYTES
 }
 
 // Fields of a descriptor, as offsets in its slot.

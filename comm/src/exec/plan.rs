@@ -7,7 +7,7 @@ use crate::kernel::Kernel;
 use crate::number::DataType;
 use crate::schedule::{Instruction, Program, Shape, Space, Span, Term, hazards};
 
-use super::layout::SLOT_BYTES;
+use super::layout::{GRANTS, SLOT_BYTES};
 
 /// What the ranks of a host share and keep in cache, bytes.
 static CACHE: LazyLock<u64> = LazyLock::new(nd_transport::last_cache);
@@ -73,6 +73,23 @@ pub struct Ready {
     pub op: Op,
     /// Numbers of messages.
     pub waits: Vec<usize>,
+    /// The peers that may put their messages from now on.
+    pub grants: Vec<Grant>,
+}
+
+/// A message that may be put where it belongs, from a certain point of a lane on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The op that takes it.
+    pub op: usize,
+    /// Its sender.
+    pub peer: usize,
+    /// Messages of that peer which are taken between that point and the op.
+    pub ahead: u64,
+    /// Where it belongs.
+    pub dst: Place,
+    /// Elements.
+    pub count: u64,
 }
 
 /// A program made ready to run for one element type and operation.
@@ -172,8 +189,9 @@ impl Plan {
                         count: dst.len,
                     },
                 };
-                lane.push(Ready { op, waits });
+                lane.push(Ready { op, waits, grants: Vec::new() });
             }
+            grant(&mut lane, instructions, |a, b| shape.overlap(rank, a, b), widths);
             lanes.push(lane);
         }
         let partial_at = (program.scratch * widths[0]).next_multiple_of(64);
@@ -190,5 +208,117 @@ impl Plan {
             kernel,
             algorithm,
         }
+    }
+}
+
+/// Messages of at least so many bytes are worth a grant.
+const GRANT_FROM: u64 = 2 * SLOT_BYTES;
+
+/// How far back an earlier point for a grant is looked for, in ops.
+const LOOK_BACK: usize = 64;
+
+/// Notes for each long message of a lane the earliest point at which its sender may put it where it belongs: the memory
+/// is not used otherwise from there on, and of the messages from one peer no more than [`GRANTS`] are ahead.
+fn grant(
+    lane: &mut [Ready],
+    instructions: &[Instruction],
+    overlap: impl Fn(Span, Span) -> bool,
+    width: [u64; 2],
+) {
+    for (op, instruction) in instructions.iter().enumerate() {
+        let Instruction::Recv { from, dst } = *instruction else { continue };
+        if dst.len * width[usize::from(dst.space == Space::Partial)] < GRANT_FROM {
+            continue;
+        }
+        let (mut since, mut ahead) = (op, 0);
+        if lane[op].waits.is_empty() {
+            for earlier in (op.saturating_sub(LOOK_BACK)..op).rev() {
+                let instruction = &instructions[earlier];
+                if instruction.spans().any(|span| overlap(span, dst)) {
+                    // What was sent from there must have been consumed, which an op in between may wait for.
+                    if matches!(instruction, Instruction::Send { .. }) {
+                        (since, ahead) = (op, 0);
+                    }
+                    break;
+                }
+                let more = instruction.messages_from(from);
+                if ahead + more >= GRANTS {
+                    break;
+                }
+                (since, ahead) = (earlier, ahead + more);
+            }
+        }
+        let Op::Fold { dst, count, .. } = lane[op].op else { continue };
+        lane[since].grants.push(Grant { op, peer: from as usize, ahead, dst, count });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::schedule::{Alias, Collective, Counts, Layout};
+
+    fn grants(instructions: Vec<Instruction>, alias: Alias) -> Vec<Vec<(usize, usize, u64)>> {
+        let shape = Shape {
+            collective: Collective::AllReduce,
+            counts: Counts::Equal(1 << 20),
+            root: 0,
+            alias,
+            layout: Arc::new(Layout::single_host(3)),
+            piece: 1 << 16,
+        };
+        let program = Program { lanes: vec![instructions], ..Program::default() };
+        let kernel = Kernel::new(DataType::F32, crate::number::ReduceOp::Sum, 3).unwrap();
+        let plan = Plan::new(&program, &shape, 0, DataType::F32, Some(kernel), 1);
+        let of = |ready: &Ready| ready.grants.iter().map(|g| (g.op, g.peer, g.ahead)).collect();
+        plan.lanes[0].iter().map(of).collect()
+    }
+
+    fn send(to: u32, src: Span) -> Instruction {
+        Instruction::Send { to, src }
+    }
+
+    fn recv(from: u32, dst: Span) -> Instruction {
+        Instruction::Recv { from, dst }
+    }
+
+    fn reduce(own: Span, dst: Span) -> Instruction {
+        let terms = vec![Term::Own(own), Term::From { rank: 1, wide: false }];
+        Instruction::RecvReduce { dst, terms, fold: Fold::balanced(2), finish: true }
+    }
+
+    const HALF: u64 = 1 << 19;
+
+    #[test]
+    fn a_message_is_granted_once_its_memory_is_free() {
+        let program = || {
+            vec![
+                send(1, Span::input(HALF, HALF)),
+                reduce(Span::input(0, HALF), Span::output(0, HALF)),
+                send(1, Span::output(0, HALF)),
+                recv(1, Span::output(HALF, HALF)),
+            ]
+        };
+        // One message of the same peer comes before.
+        assert_eq!(grants(program(), Alias::None), [vec![(3, 1, 1)], vec![], vec![], vec![]]);
+        // In place the first send must have been consumed.
+        assert_eq!(grants(program(), Alias::InPlace), [vec![], vec![], vec![], vec![(3, 1, 0)]]);
+    }
+
+    #[test]
+    fn never_before_what_uses_the_memory_nor_too_many_ahead_nor_short_ones() {
+        let half = || Span::output(0, HALF);
+        let copy = Instruction::Copy { src: Span::input(0, HALF), dst: half() };
+        assert_eq!(grants(vec![copy.clone(), recv(1, half())], Alias::None)[1], [(1, 1, 0)]);
+        // A send in between, that something else waited for.
+        let sent = vec![send(1, half()), recv(2, Span::output(0, 4)), recv(1, half())];
+        assert_eq!(grants(sent, Alias::None), [vec![], vec![], vec![(2, 1, 0)]]);
+        let piece = |i: u64| recv(1, Span::output(i << 16, 1 << 16));
+        let six = grants((0..6).map(piece).collect(), Alias::None);
+        let first = (0..GRANTS as usize).map(|op| (op, 1, op as u64)).collect();
+        assert_eq!(six, [first, vec![(4, 1, 3)], vec![(5, 1, 3)], vec![], vec![], vec![]]);
+        assert_eq!(grants(vec![recv(1, Span::output(0, 1 << 10))], Alias::None), [vec![]]);
     }
 }

@@ -7,12 +7,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use nd_transport::{Step, Ticket};
+use nd_transport::{Part, Step, Ticket};
 
 use super::channel::{Body, Channel};
 use super::layout::LANES;
 use super::memory::copy;
-use super::plan::{Op, Operand, Place, Plan, Ready};
+use super::plan::{Grant, Op, Operand, Place, Plan, Ready};
 use super::stamp::Stamp;
 use crate::kernel::{Destination, Kernel, Source, stream};
 
@@ -101,7 +101,19 @@ struct Thread {
     items: Vec<(usize, usize)>,
     item: usize,
     op: usize,
+    /// Ops of the current item whose grants were given.
+    granted: usize,
+    landings: Vec<Landing>,
     fold: FoldState,
+}
+
+/// Memory that a peer was let put into.
+#[derive(Debug)]
+struct Landing {
+    /// The op that waits for the message.
+    op: usize,
+    peer: usize,
+    at: u64,
 }
 
 /// How far the current fold has come.
@@ -127,6 +139,8 @@ struct Pending {
     count: u64,
     chunk: u64,
     done: u64,
+    /// Its number among those to the peer in this lane.
+    number: u64,
 }
 
 /// What became of a message.
@@ -186,7 +200,7 @@ impl Runner {
                         self.threads.push(Thread::default());
                     }
                     let t = &mut self.threads[self.running];
-                    (t.item, t.op) = (0, 0);
+                    (t.item, t.op, t.granted) = (0, 0, 0);
                     t.items.clear();
                     t.fold.reset();
                     self.running += 1;
@@ -231,13 +245,19 @@ impl Runner {
             let thread = &mut self.threads[t];
             let Some(&(s, lane)) = thread.items.get(thread.item) else { return Ok(moved) };
             let segment = &segments[s];
-            let Some(Ready { op, waits }) = segment.plan.lanes[lane].get(thread.op) else {
-                (thread.item, thread.op) = (thread.item + 1, 0);
+            let Some(Ready { op, waits, grants }) = segment.plan.lanes[lane].get(thread.op) else {
+                (thread.item, thread.op, thread.granted) = (thread.item + 1, 0, 0);
                 continue;
             };
             let first = self.first_message[s];
             if !waits.iter().all(|m| is_complete(&self.sent[first + m], channels)) {
                 return Ok(moved);
+            }
+            if thread.granted == thread.op {
+                thread.granted += 1;
+                for grant in grants {
+                    thread.grant(grant, segment, channels)?;
+                }
             }
             match op {
                 Op::Send { peer, message, src, count } => {
@@ -252,6 +272,7 @@ impl Runner {
                         Step::Done => {
                             moved = true;
                             thread.fold.reset();
+                            thread.withdraw(channels, |landing, op| landing.op == op);
                         }
                         Step::Moved => return Ok(true),
                         Step::Idle => return Ok(moved),
@@ -276,6 +297,7 @@ impl Runner {
         let registered = segment.registered[src.space].map(|at| at + src.offset);
         let (ptr, width) = (segment.ptr(src, 0), segment.plan.widths[usize::from(src.wide)]);
         let channel = channel(channels, queue);
+        let number = channel.begin();
         let body = channel.route(ptr, registered, count * width);
         let whole = body.remote() || count <= segment.plan.chunk;
         if whole && self.queues[queue].is_empty() && channel.has_slot() {
@@ -287,7 +309,8 @@ impl Runner {
             return Ok(());
         }
         let (stamp, chunk) = (segment.stamp, segment.plan.chunk);
-        self.queue(queue, Pending { message, stamp, ptr, registered, width, count, chunk, done: 0 }, channels)
+        let pending = Pending { message, stamp, ptr, registered, width, count, chunk, done: 0, number };
+        self.queue(queue, pending, channels)
     }
 
     fn queue(&mut self, queue: usize, mut pending: Pending, channels: &mut Channels) -> Result<(), Failure> {
@@ -328,6 +351,13 @@ impl Runner {
         Ok(moved)
     }
 
+    /// Ends a run that failed: peers put into no memory of its calls any more.
+    pub fn give_up(&mut self, channels: &mut Channels) {
+        for thread in &mut self.threads {
+            thread.withdraw(channels, |_, _| true);
+        }
+    }
+
     /// The peers that the run cannot go on without at present.
     pub fn awaited(&self, segments: &[Segment]) -> Vec<usize> {
         let mut peers: Vec<usize> = self.active.iter().map(|q| q / LANES).collect();
@@ -346,6 +376,32 @@ impl Runner {
         peers.sort_unstable();
         peers.dedup();
         peers
+    }
+}
+
+impl Thread {
+    fn grant(&mut self, grant: &Grant, segment: &Segment, channels: &mut Channels) -> Result<(), Failure> {
+        let Grant { op, peer, ahead, dst, count } = *grant;
+        let len = count * segment.plan.widths[usize::from(dst.wide)];
+        let channel = channel(channels, peer * LANES + self.lane);
+        // SAFETY: the message's destination is the caller's, nothing reads it before the op that waits for the message,
+        // and it is withdrawn when that op is done or the run fails.
+        let landing = unsafe { channel.grant(ahead, segment.ptr(dst, 0), len)? };
+        self.landings.extend(landing.map(|at| Landing { op, peer, at }));
+        Ok(())
+    }
+
+    /// Withdraws those of which `which` is true, given the current op.
+    #[inline]
+    fn withdraw(&mut self, channels: &mut Channels, which: impl Fn(&Landing, usize) -> bool) {
+        let (lane, op) = (self.lane, self.op);
+        self.landings.retain(|landing| {
+            let over = which(landing, op);
+            if over {
+                channel(channels, landing.peer * LANES + lane).link().withdraw(landing.at);
+            }
+            !over
+        });
     }
 }
 
@@ -375,11 +431,18 @@ impl Pending {
             if !channel.has_slot() {
                 return Ok(false);
             }
+            let ptr = self.ptr.wrapping_add((self.done * self.width) as usize);
+            if let Some(at) = channel.granted(self.number, self.count * self.width) {
+                let len = (self.count - self.done) * self.width;
+                let rest = Part { ptr, len: len as usize };
+                // SAFETY: as below.
+                sent.ticket = unsafe { channel.place(&self.stamp, rest, at + self.done * self.width)? };
+                break;
+            }
             let (n, body) = if body.remote() {
                 (self.count, body)
             } else {
                 let n = (self.count - self.done).min(self.chunk);
-                let ptr = self.ptr.wrapping_add((self.done * self.width) as usize);
                 (n, Body::Here { ptr, len: n * self.width })
             };
             // SAFETY: the message's memory stays unchanged until it is complete: instructions that write it wait,
@@ -440,9 +503,13 @@ impl FoldTask<'_> {
         for (term, body) in self.terms.iter().zip(&mut state.bodies) {
             if let (Operand::From { peer, .. }, Some(found)) = (term, &*body) {
                 let remote = found.remote();
+                let channel = channel(channels, peer * LANES + lane);
                 if last || !remote {
-                    channel(channels, peer * LANES + lane).take(remote)?;
+                    channel.take(remote)?;
                     *body = None;
+                }
+                if last {
+                    channel.end();
                 }
             }
         }
@@ -518,6 +585,8 @@ impl FoldTask<'_> {
                     let link = channel(channels, peer * LANES).link();
                     let ptr = match body {
                         Body::Here { ptr, .. } => *ptr,
+                        // Granted only to ops that copy.
+                        Body::Placed { .. } => dst.cast_const(),
                         Body::Window { offset, .. } => {
                             let lost = || nd_transport::Error::Protocol {
                                 rank: *peer,

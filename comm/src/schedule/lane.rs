@@ -104,6 +104,18 @@ impl Instruction {
         }
     }
 
+    /// Messages that it takes from a peer.
+    pub fn messages_from(&self, peer: u32) -> u64 {
+        match self {
+            Instruction::Send { .. } | Instruction::Copy { .. } => 0,
+            Instruction::Recv { from, .. } => u64::from(*from == peer),
+            Instruction::RecvReduce { terms, .. } => {
+                terms.iter().filter(|term| matches!(term, Term::From { rank, .. } if *rank == peer)).count()
+                    as u64
+            }
+        }
+    }
+
     /// All own memory it touches.
     pub fn spans(&self) -> impl Iterator<Item = Span> + '_ {
         self.reads().chain(self.writes())

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::accept::canonical;
 use super::address::Candidate;
 use super::connect::{Connected, Target, connect};
+use super::landing::Landings;
 use super::meeting::{Arrival, Arrivals, Dialled, Meeting, Turn};
 use super::outgoing::{Gone, Outgoing};
 use super::wire::{HEAD, Put};
@@ -42,9 +43,13 @@ pub struct TcpLink {
     pub(super) cost: Cost,
     pub(super) meeting: Meeting,
     out: Mutex<Option<Outgoing>>,
+    /// The caller's memory that the peer may put into.
+    landings: Mutex<Landings>,
     /// Bytes ever put, and of these the ones that the kernel took. A ticket is a position in this stream.
     put: AtomicU64,
     sent: AtomicU64,
+    /// The position after the last put that had data.
+    data: AtomicU64,
     /// Something waits to be sent.
     waiting: AtomicBool,
     /// The kernel would take no more, and the poll did not say otherwise since.
@@ -72,8 +77,10 @@ impl TcpLink {
             candidates,
             cost,
             out: Mutex::new(None),
+            landings: Mutex::default(),
             put: AtomicU64::new(0),
             sent: AtomicU64::new(0),
+            data: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
             gone: OnceLock::new(),
@@ -83,6 +90,10 @@ impl TcpLink {
 
     pub(super) fn out(&self) -> MutexGuard<'_, Option<Outgoing>> {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn landings(&self) -> MutexGuard<'_, Landings> {
+        self.landings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn gone(&self) -> Option<&Gone> {
@@ -115,6 +126,7 @@ impl TcpLink {
                 sent > 0
             }
             Err(e) => {
+                out.owes |= self.owes();
                 out.fail(&e);
                 self.forget();
                 true
@@ -126,7 +138,7 @@ impl TcpLink {
     /// left in order and nothing waited for it.
     pub(super) fn end(&self, mut gone: Gone) -> Option<Error> {
         let out = self.out().take();
-        let owes = out.as_ref().is_some_and(|out| out.owes || !out.pending.is_empty());
+        let owes = self.owes() || out.as_ref().is_some_and(|out| out.owes);
         if let (false, Some(broken)) = (gone.orderly, out.and_then(|out| out.broken)) {
             gone.cause = format!("{}; {broken}", gone.cause);
         }
@@ -135,6 +147,11 @@ impl TcpLink {
         self.meeting.end();
         self.forget();
         error.filter(|_| first)
+    }
+
+    /// Whether data waits that the kernel did not take.
+    fn owes(&self) -> bool {
+        self.sent.load(Ordering::Acquire) < self.data.load(Ordering::Acquire)
     }
 
     /// It left in order.
@@ -259,7 +276,7 @@ impl Link for TcpLink {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities::empty()
+        Abilities::LAND
     }
 
     fn cost(&self) -> Cost {
@@ -273,6 +290,9 @@ impl Link for TcpLink {
         let out = self.opened(&mut guard)?;
         let end = self.put.load(Ordering::Relaxed) + (HEAD + len) as u64;
         self.put.store(end, Ordering::Relaxed);
+        if len > 0 {
+            self.data.store(end, Ordering::Release);
+        }
         if out.broken.is_some() {
             out.owes |= len > 0;
             return Ok(Ticket(end));
@@ -316,6 +336,14 @@ impl Link for TcpLink {
     unsafe fn read(&self, _from: u64, _to: *mut u8, _len: usize) -> Result<()> {
         let why = "TCP cannot read a peer's memory (Abilities::READ is not set)".into();
         Err(Error::Unreachable { from: self.common.me, to: self.peer, why })
+    }
+
+    unsafe fn land(&self, to: *mut u8, len: u64) -> Option<u64> {
+        self.landings().open(NonNull::new(to)?, len)
+    }
+
+    fn withdraw(&self, at: u64) {
+        self.landings().withdraw(at);
     }
 
     /// What arrives wakes by itself.

@@ -14,6 +14,7 @@
 //! | `wire` | frames; pure |
 //! | `outgoing`, `link` | sending |
 //! | `receive` | receiving |
+//! | `landing` | the caller's memory that a peer may put into |
 //! | `raw` | lent and exposed memory in system calls |
 //!
 //! **Progress.** With few connections each is simply read, which costs one system call and no detour by way of the
@@ -31,6 +32,7 @@ mod accept;
 pub mod address;
 mod connect;
 pub mod interfaces;
+mod landing;
 mod link;
 mod listen;
 mod meeting;
@@ -62,7 +64,7 @@ use address::{Candidate, Filter, Interface, candidates};
 use link::{Common, TcpLink};
 use meeting::{Arrival, Arrivals};
 use outgoing::Gone;
-use receive::{BUFFER, End, Incoming};
+use receive::{BUFFER, End, Incoming, Memory};
 
 /// Up to this many connections are read without asking the poll first.
 const DIRECT: usize = 4;
@@ -259,7 +261,11 @@ impl Tcp {
         if !(direct || incoming.ready) {
             return false;
         }
-        let (moved, end) = incoming.read(&self.region, &mut inbox.buffer);
+        // Held meanwhile: what is withdrawn is not being written.
+        let landings = self.links[slot].landings();
+        let (moved, end) =
+            incoming.read(&Memory { region: &self.region, landings: &landings }, &mut inbox.buffer);
+        drop(landings);
         if let Some(end) = end {
             self.ended(inbox, slot, end);
         }

@@ -38,7 +38,8 @@ pub struct Outgoing {
     pub pending: Pending,
     /// Why nothing can be sent any more. What the peer said before is still to be read, and tells whose fault it is.
     pub broken: Option<String>,
-    /// Something that the peer should have got was not sent.
+    /// Something that the peer should have got was not sent. Signals alone say what this rank can take from it: who
+    /// leaves in order needs that no more.
     pub owes: bool,
 }
 
@@ -64,7 +65,6 @@ impl Outgoing {
 
     /// Sending failed: lent memory is not touched from here on, and the receiving half comes to its end.
     pub fn fail(&mut self, e: &std::io::Error) {
-        self.owes = true;
         self.broken = Some(format!("sending to it failed: {e}"));
         self.pending.clear();
         let _ = self.stream.shutdown(Shutdown::Both);

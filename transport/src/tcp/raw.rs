@@ -6,10 +6,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
 
 use super::wire::HEAD;
+use crate::Part;
 use crate::link::INLINE_PART;
-use crate::{Part, Region};
 
 /// Pieces handed to the kernel at once.
 const PIECES: usize = 64;
@@ -188,25 +189,25 @@ impl Vectors {
     }
 }
 
-/// Receives without waiting: first into `len` bytes at offset `at` of the region, then into `rest`. The outer `None`
-/// when no window of the region covers them; the inner one when nothing is there; 0 at the end of the stream.
-pub fn receive_exposed(
+/// Receives without waiting: first into `len` bytes from `to` on, then into `rest`. `None` when nothing is there; 0 at
+/// the end of the stream.
+///
+/// The first bytes are what `receive` looked up: an exposed window, or memory that was lent and not withdrawn.
+pub fn receive_in_place(
     fd: BorrowedFd<'_>,
-    region: &Region,
-    (at, len): (u64, u64),
+    (to, len): (NonNull<u8>, usize),
     rest: &mut [u8],
-) -> Option<io::Result<Option<usize>>> {
-    let place = region.exposed(at, len)?;
+) -> io::Result<Option<usize>> {
     let mut vectors = [
-        libc::iovec { iov_base: place.as_ptr().cast(), iov_len: len as usize },
+        libc::iovec { iov_base: to.as_ptr().cast(), iov_len: len },
         libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
     ];
     // SAFETY: as in `Vectors::send`.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vectors.as_mut_ptr();
     message.msg_iovlen = if rest.is_empty() { 1 } else { 2 };
-    // SAFETY: an exposed window is mapped memory that peers may write at any time; `rest` is ours.
-    Some(some(|| unsafe { libc::recvmsg(fd.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) }))
+    // SAFETY: peers may write an exposed window at any time, and lent memory until it is withdrawn; `rest` is ours.
+    some(|| unsafe { libc::recvmsg(fd.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) })
 }
 
 /// Receives without waiting: `None` when nothing is there, 0 at the end of the stream.
@@ -234,13 +235,11 @@ const FIN_WAIT2: u8 = 5;
 const TIME_WAIT: u8 = 6;
 const CLOSE: u8 = 7;
 
-/// Copies payload to offset `at` of the region; `None` when no window of the region covers it.
+/// Copies payload to where `receive` found that it belongs.
 #[inline]
-pub fn place(region: &Region, at: u64, bytes: &[u8]) -> Option<()> {
-    let to = region.exposed(at, bytes.len() as u64)?;
-    // SAFETY: an exposed window is mapped memory that peers may write at any time; a read buffer is not part of it.
+pub fn place(to: NonNull<u8>, bytes: &[u8]) {
+    // SAFETY: as in `receive_in_place`; a read buffer is not part of it.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
-    Some(())
 }
 
 fn taken(call: impl FnMut() -> isize) -> io::Result<usize> {

@@ -1,10 +1,12 @@
-//! One connection from a peer: its frames become memory and counters of our region.
+//! One connection from a peer: its frames become memory and counters of our region, or memory that was opened to it.
 
 use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::landing::{self, Found, Landings};
 use super::raw;
 use super::wire::{Decoder, Put, Step};
 use crate::Region;
@@ -29,6 +31,30 @@ pub enum End {
     Broke(String),
 }
 
+/// What a peer may write.
+#[derive(Debug)]
+pub struct Memory<'a> {
+    /// Its exposed windows, and their counters.
+    pub region: &'a Region,
+    /// The caller's.
+    pub landings: &'a Landings,
+}
+
+impl Memory<'_> {
+    /// Where the payload belongs; nowhere if it is wanted no more.
+    fn find(&self, put: &Put, done: u64, len: u64) -> Result<Option<NonNull<u8>>, End> {
+        let at = put.at.saturating_add(done);
+        if at < landing::FIRST {
+            return self.region.exposed(at, len).map(Some).ok_or_else(|| outside(put));
+        }
+        match self.landings.find(at, len) {
+            Found::Here(to) => Ok(Some(to)),
+            Found::Withdrawn => Ok(None),
+            Found::Never => Err(outside(put)),
+        }
+    }
+}
+
 /// A connection from a peer.
 #[derive(Debug)]
 pub struct Incoming {
@@ -46,10 +72,10 @@ impl Incoming {
     }
 
     /// Receives what is there, up to one turn; whether anything was, and the end if it came.
-    pub fn read(&mut self, region: &Region, buffer: &mut [u8]) -> (bool, Option<End>) {
+    pub fn read(&mut self, memory: &Memory<'_>, buffer: &mut [u8]) -> (bool, Option<End>) {
         let mut total = 0;
         loop {
-            match self.once(region, buffer) {
+            match self.once(memory, buffer) {
                 Ok(Some(got)) => {
                     total += got.bytes;
                     if !got.full || total >= TURN {
@@ -65,20 +91,24 @@ impl Incoming {
         }
     }
 
-    fn once(&mut self, region: &Region, buffer: &mut [u8]) -> Result<Option<Got>, End> {
+    fn once(&mut self, memory: &Memory<'_>, buffer: &mut [u8]) -> Result<Option<Got>, End> {
         let awaited = self.decoder.awaited().filter(|(put, done)| put.len - done >= IN_PLACE);
-        let (got, room, in_place) = match awaited {
+        let place = match awaited {
             Some((put, done)) => {
-                let left = put.len - done;
-                let here = left.min(TURN as u64);
-                let tail = if here == left { TAIL } else { 0 };
-                // Checked again for every piece: its window may have been dropped meanwhile.
-                let place = (put.at + done, here);
-                let got = raw::receive_exposed(self.stream.as_fd(), region, place, &mut buffer[..tail]);
-                (got.ok_or_else(|| outside(&put))?, here as usize + tail, here as usize)
+                let here = (put.len - done).min(TURN as u64);
+                // Looked up for every piece: it may have been withdrawn meanwhile.
+                memory.find(&put, done, here)?.map(|to| (to, here as usize, here == put.len - done))
+            }
+            None => None,
+        };
+        let (got, room, in_place) = match place {
+            Some((to, here, ends)) => {
+                let tail = if ends { TAIL } else { 0 };
+                let got = raw::receive_in_place(self.stream.as_fd(), (to, here), &mut buffer[..tail]);
+                (got, here + tail, here)
             }
             None => {
-                let room = if self.large { TAIL } else { buffer.len() };
+                let room = if self.large && awaited.is_none() { TAIL } else { buffer.len() };
                 (raw::receive(self.stream.as_fd(), &mut buffer[..room]), room, 0)
             }
         };
@@ -88,28 +118,30 @@ impl Incoming {
             Some(n) => n,
         };
         self.decoder.received(n.min(in_place) as u64);
-        self.parse(region, &buffer[..n.saturating_sub(in_place)])?;
+        self.parse(memory, &buffer[..n.saturating_sub(in_place)])?;
         Ok(Some(Got { bytes: n, full: n == room }))
     }
 
-    fn parse(&mut self, region: &Region, mut input: &[u8]) -> Result<(), End> {
+    fn parse(&mut self, memory: &Memory<'_>, mut input: &[u8]) -> Result<(), End> {
         loop {
             match self.decoder.next(&mut input).map_err(|e| End::Broke(e.to_string()))? {
                 Step::More => return Ok(()),
                 Step::Begin(put) => {
                     self.large = put.len >= BUFFER as u64;
-                    region.exposed(put.at, put.len).ok_or_else(|| outside(&put))?;
+                    memory.find(&put, 0, put.len)?;
                     if let Some(signal) = put.signal {
-                        region.exposed_counter(signal.at).ok_or_else(|| no_counter(signal.at))?;
+                        memory.region.exposed_counter(signal.at).ok_or_else(|| no_counter(signal.at))?;
                     }
                 }
                 Step::Payload { put, done, bytes } => {
-                    raw::place(region, put.at + done, bytes).ok_or_else(|| outside(&put))?;
+                    if let Some(to) = memory.find(&put, done, bytes.len() as u64)? {
+                        raw::place(to, bytes);
+                    }
                 }
                 Step::Done(put) => {
                     if let Some(signal) = put.signal {
                         let counter =
-                            region.exposed_counter(signal.at).ok_or_else(|| no_counter(signal.at))?;
+                            memory.region.exposed_counter(signal.at).ok_or_else(|| no_counter(signal.at))?;
                         counter.store(signal.value, Ordering::Release);
                     }
                 }

@@ -234,6 +234,57 @@ fn a_put_outside_every_window_is_refused_and_changes_nothing() {
     }
 }
 
+/// The caller's memory takes what a peer puts, small and large, as long as it is there; then it is left alone.
+#[test]
+fn memory_of_the_caller_until_it_is_withdrawn() {
+    for len in [1, 5000, 3 * MIB] {
+        let mut all = ranks(2, 8192);
+        let (b, a) = (all.pop().unwrap(), all.pop().unwrap());
+        let (first, second) = (pattern(len, 1), pattern(len, 2));
+        let mut memory = vec![0; len];
+        let put = |bytes: &[u8], at, value| {
+            // SAFETY: kept until the endpoint is dropped.
+            unsafe { a.tcp.link(1).put(&[Part::of(bytes)], at, Some(a.signal(0, value))) }.unwrap();
+            a.tcp.flush();
+            a.wait_sent()
+        };
+        // SAFETY: `memory` is read after the signal, and withdrawn before it goes.
+        let at = unsafe { b.tcp.link(0).land(memory.as_mut_ptr(), len as u64) }.unwrap();
+        thread::scope(|s| {
+            s.spawn(|| put(&first, at, 1).unwrap());
+            b.wait_flag(0, 1).unwrap();
+        });
+        assert!(memory == first);
+        b.tcp.link(0).withdraw(at);
+        // What comes too late is read off and thrown away: the connection goes on.
+        thread::scope(|s| {
+            s.spawn(|| put(&second, at, 2).unwrap());
+            b.wait_flag(0, 2).unwrap();
+        });
+        assert!(memory == first);
+        // What was never there ends it.
+        put(&[1], at + len as u64, 3).unwrap();
+        let e = b.wait("an error", || false).unwrap_err();
+        assert!(matches!(e, Error::Protocol { rank: 0, .. }), "{e}");
+    }
+}
+
+/// A peer is let into no memory that another was let into.
+#[test]
+fn memory_of_the_caller_for_one_peer_only() {
+    let all = ranks(3, 8192);
+    let mut memory = vec![0; 100];
+    // SAFETY: withdrawn with the endpoint, before `memory` goes.
+    let at = unsafe { all[0].tcp.link(1).land(memory.as_mut_ptr(), 100) }.unwrap();
+    // SAFETY: kept until the endpoint is dropped.
+    unsafe { all[2].tcp.link(0).put(&[Part::of(&[1; 100])], at, None) }.unwrap();
+    all[2].tcp.flush();
+    let e = all[0].wait("an error", || false).unwrap_err();
+    assert!(matches!(e, Error::Protocol { rank: 2, .. }), "{e}");
+    drop(all);
+    assert_eq!(memory, [0; 100]);
+}
+
 #[test]
 fn another_secret_is_refused() {
     let config = config();
