@@ -1,8 +1,7 @@
 //! What a call costs besides moving data, and what choosing its algorithm adds: `cargo bench -p nd-benches --bench
 //! calls`.
 //!
-//! All-reduces of 4 to 16 bytes: by one rank, which waits for nobody, and between two threads, two processes' shared
-//! memory and two TCP sockets. "Chosen" are communicators that weigh all algorithms by their costs, "forced" ones that
+//! All-reduces of 4 to 16 bytes by one rank, which waits for nobody, and by two threads over each transport. "Chosen" are communicators that weigh all algorithms by their costs, "forced" ones that
 //! were told the algorithm which the others choose. Criterion measures the chosen ones and tells what has changed since
 //! it last did. It measures one after the other, in which the machine's noise is larger than what choosing costs:
 //! therefore batches of chosen and forced calls also alternate, and a line for each gives the medians of many.
@@ -10,6 +9,8 @@
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion};
+
+use nd_benches::limits::stay_on;
 use nd_comm::choose::{Asked, Chooser};
 use nd_comm::communicator::Communicator;
 use nd_comm::number::{DataType, ReduceOp};
@@ -34,7 +35,7 @@ fn main() {
 
 fn small_calls(criterion: &mut Criterion) {
     for (kind, ranks) in [(Kind::Local, 1), (Kind::Local, 2), (Kind::Shm, 2), (Kind::Tcp, 2)] {
-        let name = format!("all_reduce/{kind:?}, {ranks} {}", if ranks == 1 { "rank" } else { "ranks" });
+        let name = format!("all_reduce, {kind:?}, {ranks} {}", if ranks == 1 { "rank" } else { "ranks" });
         let mut group = criterion.benchmark_group(name);
         let world = world(&kind, ranks, &Chooser::default());
         for (what, lengths) in SHAPES {
@@ -72,9 +73,10 @@ fn alternating() {
     }
 }
 
-/// Of so many calls back to back, on the slowest rank.
+/// Of so many calls back to back, on the slowest rank. Each is on a core of its own.
 fn time(ranks: &[Communicator], lengths: &[usize], calls: u64) -> Duration {
     let times = each(ranks, |comm| {
+        stay_on(comm.rank());
         let mut buffer = comm.alloc::<f32>(LENGTHS[LENGTHS.len() - 1]).expect("memory");
         buffer.fill(0.0);
         comm.barrier().expect("all are there");

@@ -26,6 +26,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+pub use threads::stay_on;
+
 /// What was measured, on one machine at one time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Limits {
