@@ -1,5 +1,6 @@
 # `make bench` runs the main job, `make test` everything that must hold, `make compare` the comparison with other
-# libraries, `make predict` the cost model beside measurements. Each installs what it needs first.
+# libraries, `make targets` all of that which has a target, `make predict` the cost model beside measurements. Each
+# installs what it needs first.
 
 CARGO ?= cargo
 BENCH ?= allreduce
@@ -12,7 +13,7 @@ bench: setup
 
 # Narrowed by PEERS=impi,openmpi4 COLL=allreduce TRANSPORT=shm RANKS=2 BUFFERS=plain SIZES=4,1K,16M PAIRS=7, and by
 # COMPARE="--deadline 20 ..." (see `compare --help`).
-# `make targets` measures all that has a target, which takes some two hours; it is narrowed in the same way.
+# `make targets` measures all that has a target, which takes an hour and a half; it is narrowed in the same way.
 compare targets: setup
 	@scripts/setup-compare $(PEERS)
 	$(CARGO) build --release --locked -p nd-tools -p nd-benches

@@ -17,7 +17,7 @@ Examples:
   make compare PEERS=impi,openmpi4 COLL=allreduce TRANSPORT=shm RANKS=2 SIZES=4,1K,256K,16M PAIRS=7
       one case, two peers
   make targets
-      every case and size that has a target, and with it every row of the table of targets, in about two hours
+      every case and size that has a target, and with it every row of the table of targets, in about an hour and a half
   make targets PEERS=impi,openmpi4 COLL=allreduce RANKS=8
       some of them
   make compare PEERS=self

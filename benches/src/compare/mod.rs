@@ -121,6 +121,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         report.cases.push(measured);
         report.write(&out)?;
         if runner.stopped() {
+            println!("\n## Targets\n\n{}", targets::text(&report.targets()));
             return Err(Error::Interrupted(out));
         }
     }

@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `list` | the targets, and the cases that they need |
 //! | `verdict` | which of them hold, from what was measured |
+//! | `alone` | those that need no peer |
 //! | `text` | the verdicts as a table |
 
+mod alone;
 mod list;
 mod text;
 mod verdict;

@@ -17,10 +17,10 @@ how many of the sizes measured it is no larger than it may be. Within noise: lar
 /// The table of all rows that were measured or should have been, and what measures the others.
 pub fn text(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<13} {:<13} {:<16} {:>9} {:>9} {:>5}  {:<11} {:>4} {:>6}  verdict\n",
+        "{:<13}  {:<13}  {:<15} {:>9} {:>9} {:>5}  {:<11} {:>4} {:>5}  verdict\n",
         "target", "against", "worst at", "ours", "theirs", "ratio", "low–high", "≤", "hold"
     );
-    let _ = writeln!(text, "{}", "─".repeat(WIDTH - 3));
+    let _ = writeln!(text, "{}", "─".repeat(WIDTH - 1));
     let mut group = "";
     for row in rows.iter().filter(|row| row.verdict != Verdict::Unasked) {
         if row.group != group {
@@ -47,14 +47,14 @@ pub fn text(rows: &[Row]) -> String {
 fn line(row: &Row) -> String {
     let range = &row.range;
     let (Verdict::Holds | Verdict::Noise | Verdict::Misses, Some(worst)) = (&row.verdict, &row.worst) else {
-        let line = format!("  {range:<11} {:<13} {}", row.reference, row.verdict);
+        let line = format!("  {range:<11}  {:<13}  {}", row.reference, row.verdict);
         return line.chars().take(WIDTH).collect::<String>() + "\n";
     };
     let hold = format!("{}/{}", row.holding, row.points);
     let spread = format!("{}–{}", number(worst.lowest), number(worst.highest));
     let mark = if row.unasked.is_empty() { "" } else { "*" };
     format!(
-        "  {range:<11} {:<13} {:<16} {:>9} {:>9} {:>5}  {spread:<11} {:>4.2} {hold:>6}  {}{mark}\n",
+        "  {range:<11}  {:<13}  {:<15} {:>9} {:>9} {:>5}  {spread:<11} {:>4.2} {hold:>5}  {}{mark}\n",
         worst.against,
         worst.at,
         show(worst.ours, worst.unit),
