@@ -8,7 +8,8 @@
 //! | [`prediction`] | `make predict`: the cost model's times beside measured ones |
 //!
 //! The other side of the comparison, programs written against those libraries, lies in `benches/peers/`;
-//! `benches/benches/kernels.rs` measures the reduction loops, `calls.rs` what small calls cost. This crate may use everything; nothing uses it.
+//! `benches/benches/kernels.rs` measures the reduction loops, `calls.rs` what small calls cost. This crate may use
+//! everything; nothing uses it.
 
 pub mod compare;
 pub mod idle;
