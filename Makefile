@@ -1,23 +1,26 @@
 # `make bench` runs the main job, `make test` everything that must hold, `make compare` the comparison with other
-# libraries, `make predict` the cost model beside measurements. Each installs what it needs first.
+# libraries, `make targets` all of that which has a target, `make predict` the cost model beside measurements. Each
+# installs what it needs first.
 
 CARGO ?= cargo
 BENCH ?= allreduce
 
-.PHONY: bench test compare predict setup setup-test check unit docs
+.PHONY: bench test compare targets predict setup setup-test check unit docs
 
 bench: setup
 	$(CARGO) build --release --locked -p nd-tools
 	$(CARGO) run --release --locked --quiet -p nd-tools --bin nd-bench -- $(BENCH) -b 8 -e 128M -f 4
 
-# Narrowed by PEERS=impi,openmpi4 COLL=allreduce TRANSPORT=shm RANKS=2 SIZES=4,1K,16M PAIRS=7, and by
+# Narrowed by PEERS=impi,openmpi4 COLL=allreduce TRANSPORT=shm RANKS=2 BUFFERS=plain SIZES=4,1K,16M PAIRS=7, and by
 # COMPARE="--deadline 20 ..." (see `compare --help`).
-compare: setup
+# `make targets` measures all that has a target, which takes an hour and a half; it is narrowed in the same way.
+compare targets: setup
 	@scripts/setup-compare $(PEERS)
 	$(CARGO) build --release --locked -p nd-tools -p nd-benches
-	@$(CARGO) run --release --locked --quiet -p nd-benches --bin compare -- \
+	@$(CARGO) run --release --locked --quiet -p nd-benches --bin compare -- $(if $(filter targets,$@),--targets) \
 	  $(if $(PEERS),--peers $(PEERS)) $(if $(COLL),--coll $(COLL)) $(if $(TRANSPORT),--transport $(TRANSPORT)) \
-	  $(if $(RANKS),--ranks $(RANKS)) $(if $(SIZES),--sizes $(SIZES)) $(if $(PAIRS),--pairs $(PAIRS)) $(COMPARE)
+	  $(if $(RANKS),--ranks $(RANKS)) $(if $(SIZES),--sizes $(SIZES)) $(if $(PAIRS),--pairs $(PAIRS)) \
+	  $(if $(BUFFERS),--buffers $(BUFFERS)) $(COMPARE)
 
 # WORLDS="shm tcp" runs some of the worlds.
 predict: setup

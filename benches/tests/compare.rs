@@ -61,10 +61,42 @@ fn ours_against_itself() {
         assert!(pairs.iter().all(|p| p[0].as_f64().unwrap() > 0.0 && p[1].as_f64().unwrap() > 0.0));
         assert!(json["limits"]["sizes"][size]["all_reduce"]["2"].as_f64().unwrap() > 0.0);
     }
+    // Ours is no peer of ours, but there are limits.
+    let targets = json["targets"].as_array().unwrap();
+    let of = |reference: &str| {
+        let is = |row: &&serde_json::Value| row["range"] == "4 B–1 KiB" && row["reference"] == reference;
+        targets.iter().find(is).unwrap()
+    };
+    assert_eq!(of("fastest peer")["verdict"], "unasked");
+    if std::thread::available_parallelism().unwrap().get() > 1 {
+        assert_eq!(of("4 hops+100 ns")["points"], 2, "{said}");
+    }
     let text = std::fs::read_to_string(folder.path().join("out/RESULTS.md")).unwrap();
     assert!(text.contains("## allreduce, shm, 2 ranks") && text.contains("### self"), "{text}");
+    assert!(text.contains("## Targets") && said.contains("targets hold"), "{text}");
     let png = std::fs::read(folder.path().join("out/compare.png")).unwrap();
     assert!(png.starts_with(b"\x89PNG"));
+}
+
+#[test]
+fn idle_ranks_tell_when_they_were_ready_and_what_memory_they_have() {
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_idle"));
+    let launcher = program.with_file_name("nd-run");
+    if !launcher.is_file() {
+        return nd_tests::skip("idle_ranks", Need::Tools);
+    }
+    for used in [false, true] {
+        let mut command = Command::new(&launcher);
+        command.args(["-n", "3", "--no-prefix", "--"]).arg(&program);
+        let output = command.args(used.then_some("used")).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let seen: nd_benches::idle::Seen = serde_json::from_slice(&output.stdout).expect(&said);
+        assert!(
+            seen.ranks == 3 && seen.began < seen.ready && seen.ready < nd_benches::idle::now(),
+            "{seen:?}"
+        );
+        assert!(seen.started > 0.0 && seen.used.is_some() == used, "{seen:?}");
+    }
 }
 
 #[test]

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use super::case::{Case, Collective, Transport};
+use super::case::{Buffers, Case, Collective, Transport};
 use super::error::Error;
 use super::peers::Peer;
 use super::sizes::Sizes;
+use super::targets;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -15,6 +16,10 @@ Examples:
       sets up the peers and runs this with its defaults, in about twenty minutes on two cores
   make compare PEERS=impi,openmpi4 COLL=allreduce TRANSPORT=shm RANKS=2 SIZES=4,1K,256K,16M PAIRS=7
       one case, two peers
+  make targets
+      every case and size that has a target, and with it every row of the table of targets, in about an hour and a half
+  make targets PEERS=impi,openmpi4 COLL=allreduce RANKS=8
+      some of them
   make compare PEERS=self
       ours with itself: what the machine's noise is
 
@@ -37,15 +42,21 @@ pub struct Arguments {
         default_value = "openmpi,openmpi4,mpich,mpich4,impi,oneccl,gloo"
     )]
     pub peers: Vec<Peer>,
-    /// Which collectives
-    #[arg(long, value_delimiter = ',', value_name = "NAME,...", default_value = "allreduce")]
-    pub coll: Vec<Collective>,
+    /// The cases and sizes that have targets, all or those that the following options name
+    #[arg(long)]
+    pub targets: bool,
+    /// Which collectives [default: allreduce]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    pub coll: Option<Vec<Collective>>,
     /// How ranks reach each other; net: hosts that are network namespaces [default: shm,tcp and, for root, net]
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     pub transport: Option<Vec<Transport>>,
     /// How many ranks [default: 2,4; with net the largest of them]
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u32).range(2..=256))]
     pub ranks: Option<Vec<u32>>,
+    /// Which memory our calls are given [default: registered]
+    #[arg(long, value_delimiter = ',', value_name = "KIND,...")]
+    pub buffers: Option<Vec<Buffers>>,
     /// Sizes, such as 4,1K,64M [default: 4,64,1K,16K,256K,4M,64M; with net up to 4M]
     #[arg(long, value_name = "SIZE,...")]
     pub sizes: Option<Sizes>,
@@ -79,16 +90,55 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Each case with its sizes. A case of `net` needs as many ranks on each host; only root has it by default.
+    /// Whether no case is left out.
+    pub fn whole(&self) -> bool {
+        self.coll.is_none() && self.transport.is_none() && self.ranks.is_none() && self.buffers.is_none()
+    }
+
+    /// Each case with its sizes, as `--targets` or as the other options say.
     pub fn cases(&self, root: bool) -> Result<Vec<(Case, Sizes)>, Error> {
+        let cases = if self.targets { self.aimed_at() } else { self.named(root)? };
+        match cases.is_empty() {
+            true => Err(Error::Usage(
+                "no target is of such a case; leave out --targets, or some of --coll, --transport, --ranks, \
+                 --buffers and --sizes"
+                    .into(),
+            )),
+            false => Ok(cases),
+        }
+    }
+
+    /// The cases that have targets, without those that the command line leaves out.
+    fn aimed_at(&self) -> Vec<(Case, Sizes)> {
+        fn wanted<T: PartialEq>(those: &Option<Vec<T>>, one: T) -> bool {
+            those.as_ref().is_none_or(|those| those.contains(&one))
+        }
+        let mut cases = targets::cases();
+        cases.retain(|(case, _)| {
+            wanted(&self.coll, case.collective)
+                && wanted(&self.transport, case.transport)
+                && wanted(&self.ranks, case.ranks as u32)
+                && wanted(&self.buffers, case.buffers)
+        });
+        if let Some(Sizes(sizes)) = &self.sizes {
+            cases.iter_mut().for_each(|(_, aimed)| aimed.0.retain(|size| sizes.contains(size)));
+            cases.retain(|(_, aimed)| !aimed.0.is_empty());
+        }
+        cases
+    }
+
+    /// A case of `net` needs as many ranks on each host; only root has it by default.
+    fn named(&self, root: bool) -> Result<Vec<(Case, Sizes)>, Error> {
         let default_sizes = || SIZES.parse::<Sizes>().map_err(Error::Usage);
         let ranks = self.ranks.clone().unwrap_or_else(|| vec![2, 4]);
         let transports = self.transport.clone().unwrap_or_else(|| match root {
             true => vec![Transport::Shm, Transport::Tcp, Transport::Net],
             false => vec![Transport::Shm, Transport::Tcp],
         });
+        let collectives = self.coll.clone().unwrap_or_else(|| vec![Collective::AllReduce]);
+        let kinds = self.buffers.clone().unwrap_or_else(|| vec![Buffers::Registered]);
         let mut cases = Vec::new();
-        for &collective in &self.coll {
+        for collective in collectives {
             for &transport in &transports {
                 for &ranks in &ranks {
                     let net = transport == Transport::Net;
@@ -110,7 +160,10 @@ impl Arguments {
                         None => default_sizes()?,
                     };
                     let (ranks, hosts) = (ranks as usize, self.hosts as usize);
-                    cases.push((Case { collective, transport, ranks, hosts, mbit: self.mbit }, sizes));
+                    for &buffers in &kinds {
+                        let case = Case { collective, transport, ranks, buffers, hosts, mbit: self.mbit };
+                        cases.push((case, sizes.clone()));
+                    }
                 }
             }
         }
@@ -150,12 +203,18 @@ mod tests {
         let shown =
             cases("--coll allgather,sendrecv --transport net --ranks 2,6 --sizes 4K --mbit 100", true);
         assert_eq!(shown.unwrap()[3], "sendrecv, 2 hosts at 100 Mbit/s, 6 ranks: 1");
+        let shown =
+            cases("--ranks 2 --transport shm --buffers registered,plain --sizes 4K,8K", false).unwrap();
+        assert_eq!(shown, ["allreduce, shm, 2 ranks: 2", "allreduce, shm, 2 ranks, plain slices: 2"]);
+        let shown = cases("--targets --coll allreduce --ranks 8 --sizes 64M,4M,64", false).unwrap();
+        assert_eq!(shown, ["allreduce, shm, 8 ranks: 3", "allreduce, tcp, 8 ranks: 2"]);
         for (line, part) in [
             ("--transport net --ranks 3", "multiple of --hosts"),
             ("--ranks 1", "1 is not in 2..=256"),
             ("--peers nccl", "possible values"),
             ("--sizes 6", "multiple of 4"),
             ("--pairs 0", "1..=1000"),
+            ("--targets --ranks 7", "no target is of such a case"),
         ] {
             let e = cases(line, true).unwrap_err();
             assert!(e.contains(part), "{line}: {e}");

@@ -53,6 +53,17 @@ pub enum Transport {
     Net,
 }
 
+/// What our calls are given. Peers have plain memory in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[value(rename_all = "lower")]
+pub enum Buffers {
+    /// Memory that ranks of the same host reach without a copy.
+    Registered,
+    /// Any slice.
+    Plain,
+}
+
 /// One of the comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Case {
@@ -62,6 +73,8 @@ pub struct Case {
     pub transport: Transport,
     /// All ranks.
     pub ranks: usize,
+    /// Of ours.
+    pub buffers: Buffers,
     /// Hosts, with [`Transport::Net`].
     pub hosts: usize,
     /// What a host's link carries in each direction, Mbit/s (1e6), with [`Transport::Net`].
@@ -84,6 +97,10 @@ impl fmt::Display for Case {
             Transport::Net => {
                 write!(f, "{collective}, {} hosts at {} Mbit/s, {ranks} ranks", self.hosts, self.mbit)
             }
+        }?;
+        match self.buffers {
+            Buffers::Registered => Ok(()),
+            Buffers::Plain => f.write_str(", plain slices"),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use nd_tests::hosts::Hosts;
 
-use super::case::{Case, Transport};
+use super::case::{Buffers, Case, Transport};
 use super::error::Error;
 use super::peers::Peer;
 use super::settings::{INTERFACE, Settings, settings};
@@ -61,7 +61,7 @@ impl Launcher {
         Ok(vec![commands])
     }
 
-    /// nd-run on each host, with registered buffers and each rank on a core of its own where there are enough.
+    /// nd-run on each host, with each rank on a core of its own where there are enough.
     fn ours(
         &self,
         case: &Case,
@@ -86,6 +86,9 @@ impl Launcher {
                     Transport::Net => "auto",
                 },
             ]);
+            if case.buffers == Buffers::Plain {
+                command.args(["--buffers", "plain"]);
+            }
             self.surroundings(command);
         }
         Ok(commands)

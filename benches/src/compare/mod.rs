@@ -11,6 +11,8 @@
 //! | `rows` | nccl-tests' rows, read — *pure* |
 //! | `statistics` | medians, and ratios of pairs — *pure* |
 //! | `rounds` | who runs when, and what came of it |
+//! | `own` | what is measured of ours alone: start, memory, sums of 16-bit floats |
+//! | `targets` | what is to be reached, and whether it is — *pure* |
 //! | `table`, `report` | the table; the files |
 //! | `picture`, `panel` | the plot |
 
@@ -18,6 +20,7 @@ mod arguments;
 pub mod case;
 mod error;
 pub(crate) mod launch;
+mod own;
 mod panel;
 mod peers;
 mod picture;
@@ -29,6 +32,7 @@ mod settings;
 pub(crate) mod sizes;
 pub(crate) mod statistics;
 mod table;
+mod targets;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -92,7 +96,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     };
     not_done.iter().for_each(|reason| println!("# {reason}"));
     let command = std::env::args().collect();
-    let mut report = Report { machine, command, limits, left_out, not_done, cases: Vec::new() };
+    let mut report = Report { machine, command, limits, left_out, not_done, cases: Vec::new(), own: None };
     println!("# {}", table::LEGEND.replace('\n', "\n# "));
     for (case, sizes) in &cases {
         let measured = match measure(&launcher, &runner, *case, sizes, &peers, arguments.pairs) {
@@ -117,12 +121,22 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         report.cases.push(measured);
         report.write(&out)?;
         if runner.stopped() {
+            println!("\n## Targets\n\n{}", targets::text(&report.targets()));
             return Err(Error::Interrupted(out));
         }
     }
     report.limits = report.limits.best(&bounds(&cases, &runner));
+    // Whoever asks for one case has no use for what is none.
+    if arguments.whole() {
+        eprintln!("# the start of communicators, their memory, sums of 16-bit floats");
+        report.own = Some(own::measure(&launcher.tools, &runner));
+    }
     report.write(&out)?;
-    println!("{}\nall of it: {}", report.limits_table().trim_end(), out.join("RESULTS.md").display());
+    println!("{}\n\n## Targets\n", report.limits_table().trim_end());
+    println!("{}\nall of it: {}", targets::text(&report.targets()), out.join("RESULTS.md").display());
+    if runner.stopped() {
+        return Err(Error::Interrupted(out));
+    }
     verdict(&report)
 }
 

@@ -7,9 +7,11 @@ use std::process::Command;
 use serde::Serialize;
 
 use super::error::Error;
+use super::own::Own;
 use super::peers::Peer;
 use super::rounds::Measured;
 use super::table::{LEGEND, details, number, overview};
+use super::targets::{self, Row};
 use super::{picture, sizes};
 use crate::limits::Limits;
 
@@ -28,6 +30,16 @@ pub struct Report {
     pub not_done: Vec<String>,
     /// What was measured.
     pub cases: Vec<Measured>,
+    /// What was measured of ours alone.
+    pub own: Option<Own>,
+}
+
+/// What `results.json` holds.
+#[derive(Serialize)]
+struct Written<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    targets: Vec<Row>,
 }
 
 /// Where and when.
@@ -72,7 +84,7 @@ impl Report {
             let path = folder.join(name);
             std::fs::write(&path, bytes).map_err(|source| Error::File { path, source })
         };
-        let json = serde_json::to_vec_pretty(self)
+        let json = serde_json::to_vec_pretty(&Written { report: self, targets: self.targets() })
             .map_err(|e| Error::File { path: folder.join("results.json"), source: e.into() })?;
         write("results.json", &json)?;
         write("RESULTS.md", self.markdown().as_bytes())?;
@@ -81,6 +93,11 @@ impl Report {
             .map_err(|e| failed(std::io::Error::other(e.to_string())))?;
         write("compare.svg", svg.as_bytes())?;
         write("compare.png", &picture::png(&svg).map_err(|e| failed(std::io::Error::other(e)))?)
+    }
+
+    /// What came of each target.
+    pub fn targets(&self) -> Vec<Row> {
+        targets::rows(&self.cases, &self.limits, self.own.as_ref())
     }
 
     /// The whole report, to read.
@@ -96,7 +113,7 @@ impl Report {
             self.command.join(" ")
         );
         text += "f32, sum; calls back to back on the same buffers; every result checked. Ours: registered buffers \
-                 (memory shared with the other ranks of the host); peers: the C library's allocator, page-aligned, \
+                 (memory shared with the other ranks of the host) unless a case says plain slices; peers: the C library's allocator, page-aligned, \
                  Gloo: torch's. Each rank on a core of its own where there are enough. A ratio is our time over the \
                  peer's, of runs next to each other; below 1 ours is faster; within 10 % it is noise. Lowest and \
                  highest: of all pairs.\n\n![times and ratios](compare.svg)\n\n";
@@ -106,6 +123,7 @@ impl Report {
         for reason in &self.not_done {
             let _ = writeln!(text, "- {reason}");
         }
+        let _ = write!(text, "\n## Targets\n\n```text\n{}```\n", targets::text(&self.targets()));
         for measured in &self.cases {
             let _ = write!(text, "\n## {}\n\n", measured.case);
             let _ = write!(text, "```text\n{}```\n\n{LEGEND}.\n", overview(measured, &self.limits));
@@ -142,10 +160,11 @@ impl Report {
         let shown = |value: Option<f64>| value.map_or("-".into(), number);
         let mut text = format!(
             "\n## Limits of the machine\n\nThe best of several repetitions before and after all runs. A cache line \
-             from core to core: {} µs; 4 B over loopback TCP, spinning: {} µs; loopback TCP with a stream each way: \
-             {} GB/s each.\n\n",
+             from core to core: {} µs; 4 B over loopback TCP, spinning: {} µs one way, {} µs both ways at once; \
+             loopback TCP with a stream each way: {} GB/s each.\n\n",
             shown(limits.cache_line),
             shown(limits.tcp_one_way),
+            shown(limits.tcp_exchange),
             shown(limits.tcp_stream)
         );
         let ranks: Vec<usize> =

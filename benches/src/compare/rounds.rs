@@ -1,7 +1,8 @@
 //! Who runs when, and what came of it.
 //!
 //! In a round each peer runs once, with ours right before or after it: `peer ours peer`, `peer ours peer`, …; an odd
-//! one is alone with ours. In every other round the order is reversed, so that neither of a pair always goes first.
+//! one is alone with ours. In every other round the order is reversed, so that neither of a pair always goes first. A
+//! peer that is far slower at a size is not measured there in every round: it only makes the others wait.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -21,12 +22,18 @@ use super::statistics::{Summary, median};
 
 /// A peer that has failed so often in a case is not asked again.
 const PATIENCE: usize = 2;
+/// A peer is not asked again for a size at which it took so many times as long as ours in its only pair,
+const HOPELESS: f64 = 20.0;
+/// or so many times as long in each of two or more: one slow moment of the machine does not leave it out.
+const SLOW: f64 = 5.0;
 
 /// What was measured of a case.
 #[derive(Debug, Serialize)]
 pub struct Measured {
     /// Which case.
     pub case: Case,
+    /// The sizes that were asked for.
+    pub sizes: Vec<u64>,
     /// Of ours out of place, by size, µs: all that were measured.
     pub ours: BTreeMap<u64, Vec<f64>>,
     /// The peers, in the order of the command line.
@@ -68,6 +75,24 @@ impl Against {
     pub fn summary(&self, size: u64) -> Option<Summary> {
         Summary::of(self.pairs.get(&size)?)
     }
+
+    /// Whether it was so slow at a size that it is not asked again. Ours never is: what it differs from itself is what
+    /// one wants to know.
+    pub fn dropped(&self, size: u64) -> bool {
+        let Some(pairs) = self.pairs.get(&size).filter(|_| self.peer != Peer::Ours) else { return false };
+        let slower = |times: f64| pairs.iter().all(|(ours, theirs)| *theirs > times * ours);
+        match pairs.len() {
+            0 => false,
+            1 => slower(HOPELESS),
+            _ => slower(SLOW),
+        }
+    }
+
+    /// Those of `sizes` at which it is still asked.
+    fn asked(&self, sizes: &Sizes) -> Sizes {
+        let asked = |size: &&u64| !self.given_up && !self.dropped(**size);
+        Sizes(sizes.0.iter().filter(asked).copied().collect())
+    }
 }
 
 /// One of a group's runs: the rows, whatever came of it.
@@ -105,6 +130,7 @@ impl Rounds<'_> {
         };
         let mut measured = Measured {
             case: self.case,
+            sizes: self.sizes.0.clone(),
             ours: BTreeMap::new(),
             against: peers.iter().map(against).collect(),
             wrong: 0,
@@ -112,8 +138,8 @@ impl Rounds<'_> {
         };
         for round in 0..pairs {
             eprintln!("# {}: round {} of {pairs}", self.case, round + 1);
-            let asked: Vec<usize> =
-                (0..peers.len()).filter(|index| !measured.against[*index].given_up).collect();
+            let asked = |index: &usize| !measured.against[*index].asked(self.sizes).0.is_empty();
+            let asked: Vec<usize> = (0..peers.len()).filter(asked).collect();
             for group in groups(&asked, round % 2 == 1) {
                 self.group(&mut measured, group)?;
                 if self.runner.stopped() {
@@ -130,7 +156,7 @@ impl Rounds<'_> {
         let mut theirs = Vec::new();
         for who in group {
             let Some(index) = who else {
-                let (run, failure) = self.once(Peer::Ours)?;
+                let (run, failure) = self.once(Peer::Ours, self.sizes)?;
                 measured.wrong += run.rows.values().map(|r| r.wrong).sum::<u64>();
                 for (size, row) in &run.rows {
                     measured.ours.entry(*size).or_default().push(row.apart);
@@ -140,7 +166,7 @@ impl Rounds<'_> {
                 continue;
             };
             let against = &mut measured.against[index];
-            let (run, failure) = self.once(against.peer)?;
+            let (run, failure) = self.once(against.peer, &against.asked(self.sizes))?;
             if let Some(failure) = failure {
                 let late = failure.late;
                 against.failures.push(told(against.peer.name(), failure));
@@ -165,9 +191,9 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// One run at all sizes.
-    fn once(&self, peer: Peer) -> Result<(Run, Option<Failure>), Error> {
-        let runs: Vec<Vec<Command>> = self.launcher.commands(peer, &self.case, self.sizes, self.hosts)?;
+    /// One run.
+    fn once(&self, peer: Peer, sizes: &Sizes) -> Result<(Run, Option<Failure>), Error> {
+        let runs: Vec<Vec<Command>> = self.launcher.commands(peer, &self.case, sizes, self.hosts)?;
         let spared = self.hosts.map(Hosts::holders).unwrap_or_default();
         let mut all = Run { rows: Rows::new(), library: None };
         for commands in runs {
@@ -214,5 +240,28 @@ mod tests {
         assert_eq!(groups(&[0, 1, 2], true), [vec![None, Some(2)], vec![Some(1), None, Some(0)]]);
         assert_eq!(groups(&[5], true), [[None, Some(5)]]);
         assert!(groups(&[], false).is_empty());
+    }
+
+    #[test]
+    fn who_is_far_slower_is_not_asked_again() {
+        let mut against = Against {
+            peer: Peer::Gloo,
+            library: None,
+            settings: String::new(),
+            pairs: [
+                (4, vec![(1.0, 30.0)]),
+                (8, vec![(1.0, 10.0)]),
+                (16, vec![(1.0, 10.0), (2.0, 11.0)]),
+                (32, vec![(1.0, 10.0), (2.0, 9.0)]),
+            ]
+            .into(),
+            wrong: 0,
+            failures: vec![],
+            given_up: false,
+        };
+        let sizes: Sizes = "4,8,16,32,64".parse().unwrap();
+        assert_eq!(against.asked(&sizes).0, [8, 32, 64]);
+        against.given_up = true;
+        assert!(against.asked(&sizes).0.is_empty());
     }
 }

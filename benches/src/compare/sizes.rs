@@ -34,17 +34,18 @@ fn one(text: &str) -> Result<u64, String> {
 }
 
 impl Sizes {
-    /// The runs that a program with a first and last size and a factor needs: one if each size is the same multiple
-    /// of the one before, else one for each size. (first, last, factor)
+    /// The runs that a program with a first and last size and a factor needs: one for each stretch in which every size
+    /// is the same multiple of the one before. (first, last, factor)
     pub fn runs(&self) -> Vec<(u64, u64, u64)> {
-        let sizes = &self.0;
-        if let [first, second, ..] = sizes[..] {
-            let factor = second / first;
-            if sizes.windows(2).all(|w| w[0] * factor == w[1]) {
-                return vec![(first, sizes[sizes.len() - 1], factor)];
-            }
+        let mut runs = Vec::new();
+        let mut rest = &self.0[..];
+        while let [first, others @ ..] = rest {
+            let factor = others.first().filter(|next| **next % first == 0).map_or(2, |next| next / first);
+            let length = 1 + rest.windows(2).take_while(|w| w[0] * factor == w[1]).count();
+            runs.push((*first, rest[length - 1], factor));
+            rest = &rest[length..];
         }
-        sizes.iter().map(|s| (*s, *s, 2)).collect()
+        runs
     }
 
     /// `4,1024,65536`.
@@ -79,10 +80,11 @@ mod tests {
     }
 
     #[test]
-    fn even_lists_are_one_run() {
+    fn even_stretches_are_one_run() {
         let of = |text: &str| text.parse::<Sizes>().unwrap().runs();
         assert_eq!(of("4,64,1K,16K"), [(4, 16384, 16)]);
-        assert_eq!(of("4,8,64"), [(4, 4, 2), (8, 8, 2), (64, 64, 2)]);
+        assert_eq!(of("4,8,64"), [(4, 8, 2), (64, 64, 2)]);
+        assert_eq!(of("4,64,1K,4K,16K"), [(4, 1024, 16), (4096, 16384, 4)]);
         assert_eq!(of("8,12,20"), [(8, 8, 2), (12, 12, 2), (20, 20, 2)]);
         assert_eq!(of("1M"), [(1 << 20, 1 << 20, 2)]);
     }

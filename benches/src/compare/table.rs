@@ -26,7 +26,11 @@ pub fn overview(measured: &Measured, limits: &Limits) -> String {
         );
         for against in &measured.against {
             let cell = against.summary(size).map_or("-".to_owned(), |s| {
-                let mark = if s.is_noise() { "~" } else { "" };
+                let mark = match against.dropped(size) {
+                    true => "<",
+                    false if s.is_noise() => "~",
+                    false => "",
+                };
                 format!("{mark}{}", number(s.ratio))
             });
             let _ = write!(text, " {cell:>9}");
@@ -39,7 +43,8 @@ pub fn overview(measured: &Measured, limits: &Limits) -> String {
 /// What the overview's columns are.
 pub const LEGEND: &str = "\
 limit, ours: µs a call (limit: the least the machine allows); /limit: ours over it; then for each peer our time over
-its time, the median of the pairs: below 1 ours is faster, ~ within 10 %, which is noise";
+its time, the median of the pairs: below 1 ours is faster, ~ within 10 %, which is noise, < so far slower in its first
+pairs that it was not asked again";
 
 /// A peer's times and ratios, as Markdown.
 pub fn details(measured: &Measured, limits: &Limits, against: &Against) -> String {
@@ -60,7 +65,11 @@ pub fn details(measured: &Measured, limits: &Limits, against: &Against) -> Strin
             number(s.lowest),
             number(s.highest),
             s.pairs,
-            if s.is_noise() { "noise" } else { "" }
+            match against.dropped(size) {
+                true => "far slower, not asked again",
+                false if s.is_noise() => "noise",
+                false => "",
+            }
         );
     }
     text
@@ -79,7 +88,7 @@ pub fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::case::{Case, Collective, Transport};
+    use super::super::case::{Buffers, Case, Collective, Transport};
     use super::super::peers::Peer;
     use super::*;
 
@@ -89,6 +98,7 @@ mod tests {
             collective: Collective::AllReduce,
             transport: Transport::Shm,
             ranks: 2,
+            buffers: Buffers::Registered,
             hosts: 2,
             mbit: 1000,
         };
@@ -104,6 +114,7 @@ mod tests {
         let impi = [(4, vec![(0.4, 0.8), (0.6, 0.4), (0.5, 0.5)]), (1 << 20, vec![(100.0, 400.0)])];
         Measured {
             case,
+            sizes: vec![4, 1 << 20],
             ours: [(4, vec![0.4, 0.6, 0.5]), (1 << 20, vec![100.0])].into(),
             against: vec![against(Peer::Impi, &impi), against(Peer::Gloo, &[(4, vec![(0.5, 50.0)])])],
             wrong: 0,
@@ -117,7 +128,7 @@ mod tests {
         let text = overview(&sample(), &limits);
         let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["size", "limit", "ours", "/limit", "impi", "gloo"]);
-        assert_eq!(lines[1], ["4B", "0.100", "0.500", "5.00", "~1.00", "0.010"]);
+        assert_eq!(lines[1], ["4B", "0.100", "0.500", "5.00", "~1.00", "<0.010"]);
         assert_eq!(lines[2], ["1M", "0.100", "100", "1000", "0.250", "-"]);
     }
 

@@ -72,6 +72,7 @@ fn per_link(case: &Case, bytes: u64) -> f64 {
 mod tests {
     use super::super::AtSize;
     use super::*;
+    use crate::compare::case::Buffers;
 
     fn limits() -> Limits {
         let at = AtSize { copy: 8.0, copy_all: 10.0, sum: 12.0, all_reduce: [(2, 25.0)].into() };
@@ -80,12 +81,13 @@ mod tests {
             sizes: [(1 << 20, at)].into(),
             cache_line: Some(0.1),
             tcp_one_way: Some(5.0),
+            tcp_exchange: Some(7.0),
             tcp_stream: Some(2.0),
         }
     }
 
     fn case(collective: Collective, transport: Transport, ranks: usize) -> Case {
-        Case { collective, transport, ranks, hosts: 2, mbit: 1000 }
+        Case { collective, transport, ranks, buffers: Buffers::Registered, hosts: 2, mbit: 1000 }
     }
 
     #[test]

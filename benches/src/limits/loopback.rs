@@ -39,6 +39,18 @@ pub fn one_way() -> Result<f64> {
     Ok(least * 1e6 / PINGS as f64 / 2.0)
 }
 
+/// Four bytes each way at once, µs: both sides send, then wait for the other's. The best mean of several repetitions.
+pub fn exchange() -> Result<f64> {
+    let (near, far) = pair()?;
+    let mut near = End { out: near.try_clone()?, into: near, buffer: vec![0; 4] };
+    let mut far = End { out: far.try_clone()?, into: far, buffer: vec![0; 4] };
+    let least = both(
+        move || best(|| (0..PINGS).try_for_each(|_| near.transfer(4, 4))),
+        move || (0..REPETITIONS * PINGS).try_for_each(|_| far.transfer(4, 4)),
+    )?;
+    Ok(least * 1e6 / PINGS as f64)
+}
+
 /// A stream each way at the same time, on connections of their own: GB/s each way.
 pub fn stream() -> Result<f64> {
     let ((a, b), (c, d)) = (pair()?, pair()?);

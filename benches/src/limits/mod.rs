@@ -5,8 +5,9 @@
 //! | `bound` | the least time of a collective, from what follows — *pure* |
 //! | `memory` | copies by one and by all threads, a sum |
 //! | `reduction` | an all-reduce by threads that see all buffers |
+//! | [`sums`] | our own sums of 16-bit floats beside those of f32 (`unsafe`) |
 //! | `lines` | a cache line between two cores |
-//! | `loopback` | spinning TCP: latency, and a stream each way |
+//! | `loopback` | spinning TCP: a ping-pong, an exchange, and a stream each way |
 //! | `threads` | threads on cores of their own that start together |
 //! | `kernels` | loops with the processor's vectors and streaming stores (`unsafe`) |
 //!
@@ -18,11 +19,14 @@ mod lines;
 mod loopback;
 mod memory;
 mod reduction;
+pub mod sums;
 mod threads;
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+
+pub use threads::stay_on;
 
 /// What was measured, on one machine at one time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -35,6 +39,8 @@ pub struct Limits {
     pub cache_line: Option<f64>,
     /// Four bytes over loopback TCP, one way, both sides spinning, µs. None on one core.
     pub tcp_one_way: Option<f64>,
+    /// Four bytes over loopback TCP each way at once: both sides send, then spin for the other's, µs. None on one core.
+    pub tcp_exchange: Option<f64>,
     /// Loopback TCP with a stream each way at the same time, GB/s (1e9) each way.
     pub tcp_stream: Option<f64>,
 }
@@ -76,6 +82,7 @@ pub fn measure(sizes: &[u64], ranks: &[usize], go_on: &dyn Fn() -> bool) -> Limi
     if threads > 1 {
         limits.cache_line = Some(lines::one_way());
         limits.tcp_one_way = loopback::one_way().ok();
+        limits.tcp_exchange = loopback::exchange().ok();
         limits.tcp_stream = loopback::stream().ok();
     }
     limits
@@ -90,6 +97,7 @@ impl Limits {
         };
         self.cache_line = least(self.cache_line, other.cache_line);
         self.tcp_one_way = least(self.tcp_one_way, other.tcp_one_way);
+        self.tcp_exchange = least(self.tcp_exchange, other.tcp_exchange);
         self.tcp_stream = least(self.tcp_stream.map(|s| -s), other.tcp_stream.map(|s| -s)).map(|s| -s);
         for (size, theirs) in &other.sizes {
             let own = self.sizes.entry(*size).or_insert_with(|| theirs.clone());
