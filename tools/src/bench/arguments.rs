@@ -76,7 +76,8 @@ pub struct Arguments {
     /// Write everything to this file, in nccl-tests' format
     #[arg(short = 'J', long, visible_alias = "output_file", value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Ranks to start on this host [default: one for each core, at least 2]
+    /// Ranks to start on this host, each on cores of its own where there are enough (`nd-run -n N -- nd-bench …` leaves
+    /// them free) [default: one for each core, at least 2]
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// How ranks reach each other [default: auto, or what ND_TRANSPORT says]

@@ -10,7 +10,7 @@ use super::arguments::Transport;
 use super::error::Error;
 use super::options::{Options, Roots};
 use super::{remote, run};
-use crate::launch::{Ended, Event, Group, Output, Plan};
+use crate::launch::{Bind, Ended, Event, Group, Output, Plan};
 
 /// When a rank has failed, the others have so long to find out and say so.
 const GRACE: Duration = Duration::from_secs(3);
@@ -102,7 +102,8 @@ fn plural(ranks: usize) -> String {
     format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" })
 }
 
-/// Starts this program again for each rank.
+/// Starts this program again for each rank, on cores of its own: two that begin on one core may share it for longer than a
+/// short run lasts.
 fn processes(ranks: usize) -> Result<bool, Error> {
     let program = std::env::current_exe().map_err(|e| {
         Error::Machine(format!("cannot find this program to start ranks of it: {e}; is /proc mounted?"))
@@ -110,6 +111,7 @@ fn processes(ranks: usize) -> Result<bool, Error> {
     let mut plan = Plan::new(program, ranks);
     plan.arguments = std::env::args_os().skip(1).collect();
     plan.output = Output::Inherited;
+    plan.bind = Bind::Core;
     let mut group = Group::spawn(&plan, 0).map_err(|e| Error::Machine(e.to_string()))?;
     while group.running() > 0 {
         let Event::Ended(ended) = group.wait(None, None) else { continue };
