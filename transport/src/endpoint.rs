@@ -27,8 +27,10 @@ const SPIN_ALONE: Duration = Duration::from_micros(10);
 const TICK: Duration = Duration::from_millis(100);
 /// Polls between two looks at the clock.
 const POLLS: u32 = 64;
-/// The same where a poll makes system calls, which cost more than the look, and where others wait for the core.
+/// The same where others wait for the core.
 const FEW_POLLS: u32 = 4;
+/// The same where a poll makes system calls, each of which costs more than the look.
+const ONE_POLL: u32 = 1;
 
 /// What a look at a condition found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -290,7 +292,11 @@ impl Endpoint {
         Endpoint {
             rank,
             links: ways.iter().map(link).collect(),
-            polls: if tcp.is_some() || crowded { FEW_POLLS } else { POLLS },
+            polls: match (&tcp, crowded) {
+                (Some(_), _) => ONE_POLL,
+                (None, true) => FEW_POLLS,
+                (None, false) => POLLS,
+            },
             delays: ways.iter().any(|w| matches!(w, Way::Local(l) if l.abilities().is_empty())),
             ways,
             region,

@@ -183,9 +183,7 @@ impl Channel {
         let words = [stamp.head(), stamp.count, u64::from(stamp.root) | short << 32 | kind << KIND_SHIFT];
         match (&self.mapped, body) {
             (Some(inbox), body) => {
-                for (i, word) in words.into_iter().enumerate() {
-                    inbox.set(at + HEAD + 8 * i as u64, word);
-                }
+                // The line that the peer looks at comes last, so that it is fetched once.
                 match body {
                     Body::Here { ptr, len } => {
                         debug_assert!(len <= SLOT_BYTES);
@@ -197,6 +195,9 @@ impl Channel {
                         inbox.set(at + BODY, first);
                         inbox.set(at + BODY + 8, second);
                     }
+                }
+                for (i, word) in words.into_iter().enumerate() {
+                    inbox.set(at + HEAD + 8 * i as u64, word);
                 }
                 inbox.word(at + SEQUENCE).store(self.posted, Ordering::Release);
                 self.link.wake();

@@ -61,8 +61,12 @@ fn launched() -> Result<Option<Launch>, Error> {
     }
 }
 
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 fn one_per_core() -> usize {
-    std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
+    cores().max(2)
 }
 
 /// `-r` is out of range.
@@ -111,7 +115,9 @@ fn processes(ranks: usize) -> Result<bool, Error> {
     let mut plan = Plan::new(program, ranks);
     plan.arguments = std::env::args_os().skip(1).collect();
     plan.output = Output::Inherited;
-    plan.bind = Bind::Core;
+    if ranks <= cores() {
+        plan.bind = Bind::Core;
+    }
     let mut group = Group::spawn(&plan, 0).map_err(|e| Error::Machine(e.to_string()))?;
     while group.running() > 0 {
         let Event::Ended(ended) = group.wait(None, None) else { continue };
