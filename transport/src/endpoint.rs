@@ -21,8 +21,9 @@ use crate::{Card, Choice, Config, Error, HostId, Link, Region, Result, Transport
 /// How long a wait spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(200);
 /// How much of that it spins without letting others run, when every rank of the machine has a core of its own: within
-/// this time an answer comes from a rank that is running.
+/// this time an answer comes from a rank that is running: by memory, and by way of the kernel.
 const SPIN_ALONE: Duration = Duration::from_micros(10);
+const SPIN_ALONE_TCP: Duration = Duration::from_micros(50);
 /// How often a long wait looks at the world: lost peers, reported failures.
 const TICK: Duration = Duration::from_millis(100);
 /// Polls between two looks at the clock.
@@ -67,6 +68,7 @@ pub struct Endpoint {
     crowded: bool,
     delays: bool,
     spin: Duration,
+    spin_alone: Duration,
     polls: u32,
     config: Config,
 }
@@ -297,6 +299,11 @@ impl Endpoint {
                 (None, true) => FEW_POLLS,
                 (None, false) => POLLS,
             },
+            spin_alone: match (&tcp, crowded) {
+                (_, true) => Duration::ZERO,
+                (Some(_), false) => SPIN_ALONE_TCP,
+                (None, false) => SPIN_ALONE,
+            },
             delays: ways.iter().any(|w| matches!(w, Way::Local(l) if l.abilities().is_empty())),
             ways,
             region,
@@ -478,7 +485,7 @@ impl Endpoint {
                     Step::Moved => (idle, since) = (0, None),
                     Step::Idle => {}
                 }
-            } else if self.crowded || spun >= SPIN_ALONE {
+            } else if spun >= self.spin_alone {
                 std::thread::yield_now();
             }
         }
