@@ -411,7 +411,7 @@ mod tests {
         let path = dir.path().join("nd.toml");
         std::fs::write(
             &path,
-            "timeout = 5\nstart_timeout = \"7s\"\nsocket_ifname = \"ib\"\ncma = false\ntimout = 3\n",
+            "timeout = 5\nstart_timeout = \"7s\"\nsocket_ifname = \"ib\"\ncma = true\ntimout = 3\n",
         )
         .unwrap();
         let path = path.to_str().unwrap();
@@ -428,7 +428,7 @@ mod tests {
         assert_eq!(config.start_timeout(), Duration::from_secs(8));
         assert_eq!(config.transport.interfaces, "eth");
         assert_eq!(config.transport.host_id.as_deref(), Some("y"));
-        assert!(!config.transport.cross_memory);
+        assert!(config.transport.cross_memory);
         let source = |name| config.settings().into_iter().find(|s| s.name == name).unwrap().source;
         assert_eq!(source("ND_TIMEOUT"), Source::File(path.into()));
         assert_eq!(source("ND_SOCKET_IFNAME"), Source::Variable("NCCL_SOCKET_IFNAME".into()));

@@ -51,7 +51,7 @@ pub struct Config {
     pub socket_buffer: Option<usize>,
     /// `ND_HOSTID`: overrides the host's identity, as NCCL_HOSTID does.
     pub host_id: Option<String>,
-    /// `ND_CMA=0` forbids cross-memory attach.
+    /// `ND_CMA=1`: plain buffers are read by cross-memory attach, where it works.
     pub cross_memory: bool,
     /// `ND_SPIN_US`: how long a wait spins before it sleeps; none: 200 µs.
     pub spin: Option<Duration>,
@@ -73,7 +73,7 @@ impl Default for Config {
             ports: None,
             socket_buffer: None,
             host_id: None,
-            cross_memory: true,
+            cross_memory: false,
             spin: None,
             start_timeout: Duration::from_secs(60),
             local_address: None,

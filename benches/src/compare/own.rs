@@ -106,7 +106,7 @@ fn ranks(tools: &Path, runner: &Runner, ranks: usize, transport: Option<&str>) -
     command.args(["-n", &ranks.to_string(), "--no-prefix", "--"]).arg(tools.join("idle"));
     if let Some(transport) = transport {
         // Without cross-memory attach all data of plain slices goes through the inboxes.
-        command.arg("used").env("ND_TRANSPORT", transport).env("ND_CMA", "0");
+        command.arg("used").env("ND_TRANSPORT", transport);
     }
     let outcome = runner.run(vec![command], &[]);
     match outcome.failure {

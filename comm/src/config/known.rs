@@ -233,10 +233,10 @@ pub(super) const KNOWN: &[Known] = &[
     .nccl("NCCL_HOSTID", same),
     known(
         "ND_CMA",
-        "1",
+        "0",
         |c, v| values::flag(v).map(|f| c.transport.cross_memory = f),
         |c| u8::from(c.transport.cross_memory).to_string(),
-        "0 forbids reading another rank's memory through the kernel (process_vm_readv)",
+        "1: long plain buffers are read through the kernel (process_vm_readv) instead of copied through shared memory",
     ),
     known(
         "ND_SPIN_US",

@@ -48,6 +48,7 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
             delayed: Mutex::new(Delayed::new(faults.delay.map_or(0, |d| d.1) ^ (me * 1009 + peer) as u64)),
             lost: lost.clone(),
             puts: puts.clone(),
+            reads: config.cross_memory && sys::can_read_own_process(),
         };
         let way = |peer: usize| if peer == me { Way::Own } else { Way::Local(Arc::new(link(peer))) };
         Endpoint::assemble(Parts {
@@ -76,6 +77,8 @@ pub(crate) struct LocalLink {
     delayed: Mutex<Delayed>,
     lost: Arc<[AtomicBool]>,
     puts: Arc<AtomicU64>,
+    /// Whether plain memory is read through the kernel.
+    reads: bool,
 }
 
 /// Puts that have not taken effect yet.
@@ -120,6 +123,7 @@ impl LocalLink {
             delayed: Mutex::new(Delayed::new(self.faults.delay.map_or(0, |d| d.1))),
             lost: self.lost.clone(),
             puts: Arc::default(),
+            reads: self.reads,
         }
     }
 
@@ -205,10 +209,10 @@ impl Link for LocalLink {
     }
 
     fn abilities(&self) -> Abilities {
-        match (self.faults.put_only, sys::can_read_own_process()) {
-            (true, _) => Abilities::empty(),
-            (false, true) => Abilities::all(),
-            (false, false) => Abilities::MAP,
+        match self.faults.put_only {
+            true => Abilities::empty(),
+            false if self.reads => Abilities::MAP | Abilities::READ,
+            false => Abilities::MAP,
         }
     }
 

@@ -46,7 +46,7 @@ impl ShmLink {
     /// Tries once whether the peer's memory can be read, by a number that only the peer knows.
     fn probe(&self) -> (Abilities, &'static str) {
         if !self.cross_memory {
-            return (Abilities::MAP, "no cross-memory attach: ND_CMA=0");
+            return (Abilities::MAP, "plain buffers are copied through shared memory (ND_CMA=0)");
         }
         let region = &self.mapped.region;
         let address = region.counter(PROBE_ADDRESS).load(Ordering::Acquire);
