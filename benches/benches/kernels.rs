@@ -67,7 +67,7 @@ fn small_floats_against_f32() {
         let [cached, beyond] = [CACHED, BEYOND].map(|bytes| {
             let mut both = [DataType::F32, data_type].map(|t| Buffers::new(t, 2, bytes));
             let mut best = [0f64; 2];
-            for _ in 0..5 {
+            for _ in 0..15 {
                 for (best, buffers) in best.iter_mut().zip(&mut both) {
                     *best = best.max(buffers.speed(Kernel::new, ReduceOp::Sum, &Fold::balanced(2)));
                 }

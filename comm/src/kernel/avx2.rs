@@ -182,6 +182,18 @@ impl Pack for F32 {
     wide_in_order!();
 }
 
+/// Asks for the two cache lines of the pack four packs on, of 16-bit elements.
+macro_rules! lines_ahead {
+    () => {
+        #[inline(always)]
+        unsafe fn ahead(src: *const u8) {
+            for line in [0, 64] {
+                _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(512 + line).cast());
+            }
+        }
+    };
+}
+
 /// f16. Conversions are most of the work. They share their execution units with the adders (AMD Zen 3), so
 /// multipliers help to add.
 pub(super) struct F16;
@@ -189,6 +201,7 @@ pub(super) struct F16;
 impl Pack for F16 {
     type Vector = Singles<2, true>;
     vectors!(4);
+    lines_ahead!();
     const LANES: usize = 16;
     const SIZE: usize = 2;
     const WIDE: usize = 4;
@@ -237,6 +250,7 @@ pub(super) unsafe fn from_upper_halves(both: __m256i) -> [__m256; 2] {
 impl Pack for BF16 {
     type Vector = Singles<2>;
     vectors!(4);
+    lines_ahead!();
     const LANES: usize = 16;
     const SIZE: usize = 2;
     const WIDE: usize = 4;

@@ -274,6 +274,9 @@ unsafe fn one<P, S, const N: usize, const WIDE: u8, const WIDE_OUT: bool>(
 {
     // SAFETY: the caller has a whole pack at each pointer.
     unsafe {
+        for i in 0..N {
+            P::ahead(terms[i]);
+        }
         let mut pack = P::repeat(vector::<P, S, N, WIDE>(params, terms, 0));
         for i in 1..P::VECTORS {
             pack.as_mut()[i] = vector::<P, S, N, WIDE>(params, terms, i);

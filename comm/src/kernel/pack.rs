@@ -27,6 +27,10 @@ pub(super) trait Pack: 'static {
     /// Whether the accumulator is another type.
     const MIXED: bool = Self::SIZE != Self::WIDE;
 
+    /// Asks memory for what comes some packs after `src`, for types of which the arithmetic takes about as long as
+    /// memory does. Nothing need be there.
+    #[inline(always)]
+    unsafe fn ahead(_src: *const u8) {}
     /// A pack of one vector, again and again.
     fn repeat(v: Self::Vector) -> Self::Pack;
     /// Reads a vector of elements.
