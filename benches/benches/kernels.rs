@@ -1,22 +1,25 @@
 //! Reduction loops beside `memcpy`: GB/s of one buffer (the result), one thread, in cache and beyond.
 //!
-//! `cargo bench -p nd-benches --bench kernels`
+//! `cargo bench -p nd-benches --bench kernels`, or with words that a row has to have: `-- bf16 sum 2`. At the end stands
+//! how long a byte of each small float takes beside a byte of f32.
 #![allow(unsafe_code)] // kernels work on raw memory
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use nd_comm::fold::Fold;
-use nd_comm::kernel::{Destination, Kernel, Source};
+use nd_comm::kernel::{Destination, Kernel, Source, Unsupported};
 use nd_comm::number::{DataType, ReduceOp};
 
 fn main() {
+    // Cargo passes `--bench`; the other arguments are words that a row has to have.
+    let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     println!("# GB/s (1e9) of the result, one thread, best of several runs");
     println!(
         "{:<10} {:<6} {:<12} {:>9} {:>8} {:>8} {:>8} {:>9}",
         "type", "op", "fold", "bytes", "portable", "here", "memcpy", "/memcpy"
     );
-    for bytes in [32 << 10, 64 << 20] {
+    for bytes in [CACHED, BEYOND] {
         for (op, types) in [
             (ReduceOp::Sum, &DataType::ALL[..]),
             (ReduceOp::Max, &[DataType::F32, DataType::BF16, DataType::F64, DataType::I32][..]),
@@ -30,43 +33,107 @@ fn main() {
                     ("8", Fold::balanced(8)),
                     ("2 hosts x 2", Fold::canonical(&[2, 2])),
                 ] {
-                    if bytes > 1 << 20 && (name != "2" && name != "4" || op != ReduceOp::Sum) {
+                    if bytes > CACHED && (name != "2" && name != "4" || op != ReduceOp::Sum) {
                         continue;
                     }
-                    row(data_type, op, name, &fold, bytes);
+                    if words.iter().all(|w| w.parse() == Ok(data_type) || w == op.name() || w == name) {
+                        row(data_type, op, name, &fold, bytes);
+                    }
                 }
             }
         }
     }
+    if words.is_empty() {
+        small_floats_against_f32();
+    }
+}
+
+/// Bytes of a buffer: three of them fit into the second-level cache.
+const CACHED: usize = 32 << 10;
+/// Bytes of a buffer that no cache holds.
+const BEYOND: usize = 64 << 20;
+
+/// How long a byte of each small float takes beside a byte of f32, with sums of two. Speeds drift, so f32 and the type
+/// are measured in turn, and the best of each counts.
+fn small_floats_against_f32() {
+    println!("\n# time per byte, sum of 2 terms");
+    let types = [
+        ("bf16", DataType::BF16),
+        ("f16", DataType::F16),
+        ("e4m3", DataType::F8E4M3),
+        ("e5m2", DataType::F8E5M2),
+    ];
+    for (name, data_type) in types {
+        let [cached, beyond] = [CACHED, BEYOND].map(|bytes| {
+            let mut both = [DataType::F32, data_type].map(|t| Buffers::new(t, 2, bytes));
+            let mut best = [0f64; 2];
+            for _ in 0..15 {
+                for (best, buffers) in best.iter_mut().zip(&mut both) {
+                    *best = best.max(buffers.speed(Kernel::new, ReduceOp::Sum, &Fold::balanced(2)));
+                }
+            }
+            best[0] / best[1]
+        });
+        println!("{name} per byte against f32: in cache {cached:.2}×, from memory {beyond:.2}×");
+    }
 }
 
 fn row(data_type: DataType, op: ReduceOp, name: &str, fold: &Fold, bytes: usize) {
-    let count = bytes / data_type.size();
-    // Buffers start at different offsets within a page: at the same one, stores delay loads (4K aliasing).
-    let stagger = |i: usize| 320 * i;
-    let memory: Vec<Vec<u8>> = (0..fold.terms()).map(|i| numbers(data_type, bytes + stagger(i), i)).collect();
-    let sources: Vec<_> = memory
-        .iter()
-        .enumerate()
-        .map(|(i, m)| Source { ptr: m[stagger(i)..].as_ptr(), wide: false })
-        .collect();
-    let mut out = vec![1u8; bytes + stagger(fold.terms())];
-    let dst = Destination { ptr: out[stagger(fold.terms())..].as_mut_ptr(), wide: false, finish: true };
-    let [portable, here] = [Kernel::portable, Kernel::new].map(|make| {
-        let kernel = make(data_type, op, fold.terms()).expect("a supported operation");
-        // SAFETY: all memory has `count` elements; the result is separate.
-        gigabytes_per_second(bytes, || unsafe { kernel.fold(fold, black_box(&sources), dst, count) })
-    });
-    // SAFETY: both are `bytes` long and separate.
-    let copied = gigabytes_per_second(bytes, || unsafe {
-        std::ptr::copy_nonoverlapping(black_box(sources[0].ptr), black_box(dst.ptr), bytes)
-    });
+    let mut buffers = Buffers::new(data_type, fold.terms(), bytes);
+    let [portable, here] = [Kernel::portable as Make, Kernel::new].map(|make| buffers.speed(make, op, fold));
+    let copied = buffers.copied();
     println!(
         "{:<10} {:<6} {name:<12} {bytes:>9} {portable:>8.1} {here:>8.1} {copied:>8.1} {:>9.2}",
         data_type.name(),
         op.name(),
         here / copied
     );
+}
+
+type Make = fn(DataType, ReduceOp, usize) -> Result<Kernel, Unsupported>;
+
+/// The terms and the result of a fold.
+struct Buffers {
+    data_type: DataType,
+    bytes: usize,
+    terms: Vec<Vec<u8>>,
+    out: Vec<u8>,
+}
+
+impl Buffers {
+    fn new(data_type: DataType, terms: usize, bytes: usize) -> Buffers {
+        let out = vec![1; bytes + stagger(terms)];
+        let terms = (0..terms).map(|i| numbers(data_type, bytes + stagger(i), i)).collect();
+        Buffers { data_type, bytes, terms, out }
+    }
+
+    /// GB/s of the result of `fold`.
+    fn speed(&mut self, make: Make, op: ReduceOp, fold: &Fold) -> f64 {
+        let sources: Vec<_> = self
+            .terms
+            .iter()
+            .enumerate()
+            .map(|(i, m)| Source { ptr: m[stagger(i)..].as_ptr(), wide: false })
+            .collect();
+        let ptr = self.out[stagger(sources.len())..].as_mut_ptr();
+        let dst = Destination { ptr, wide: false, finish: true };
+        let kernel = make(self.data_type, op, sources.len()).expect("a supported operation");
+        let count = self.bytes / self.data_type.size();
+        // SAFETY: all memory has `count` elements; the result is separate.
+        gigabytes_per_second(self.bytes, || unsafe { kernel.fold(fold, black_box(&sources), dst, count) })
+    }
+
+    /// GB/s of a copy of the first term to where the result goes.
+    fn copied(&mut self) -> f64 {
+        let (from, bytes) = (&self.terms[0][..self.bytes], self.bytes);
+        let to = &mut self.out[stagger(self.terms.len())..];
+        gigabytes_per_second(bytes, || black_box(&mut *to).copy_from_slice(black_box(from)))
+    }
+}
+
+/// Where buffer `i` starts in its memory. At the same offset within a page, stores would delay loads (4K aliasing).
+fn stagger(i: usize) -> usize {
+    320 * i
 }
 
 /// Numbers around 1, so that no float is special.

@@ -1,47 +1,82 @@
 //! Packs of floats in AVX registers, with F16C for f16 and integer arithmetic for bfloat16 and fp8.
 //!
+//! Packs are long enough for the search for NaN to be spread over many elements, and for the instructions of one
+//! element to fill the gaps that those of another leave.
+//!
 //! `vcvtneps2bf16` is not used, although it is faster: it takes subnormals for zero.
 //!
-//! The functions are inlined into functions of `table` that enable AVX2 and F16C. They carry no such attribute
+//! The functions are inlined into functions of `table` that enable AVX2, F16C and FMA. They carry no such attribute
 //! themselves since methods of a trait may not.
 #![allow(unsafe_op_in_unsafe_fn)] // every operation here rests on the one promise of `Pack` and `Numeric`
 
 use std::arch::x86_64::*;
 
-use super::pack::{Numeric, Pack};
+use super::pack::{Numeric, Pack, vectors};
 
 /// The features that these packs need.
 pub(super) fn available() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") && is_x86_feature_detected!("fma")
 }
 
-/// 8 × `N` accumulators of type f32.
+/// 8 × `N` accumulators of type f32. `MULTIPLIERS`: whether they take a part in additions.
 #[derive(Clone, Copy)]
-pub(super) struct Singles<const N: usize>([__m256; N]);
+pub(super) struct Singles<const N: usize, const MULTIPLIERS: bool = false>(pub(super) [__m256; N]);
 
-impl<const N: usize> Singles<N> {
-    /// Replaces NaN by the one NaN. A branch costs less than blending: there hardly ever is one.
-    #[inline(always)]
-    unsafe fn canonical(mut self) -> Self {
-        let mut any = _mm256_setzero_ps();
+/// Replaces NaN by the one NaN. A branch costs less than blending: there hardly ever is one.
+#[inline(always)]
+unsafe fn canonical<const N: usize, const M: usize, const MULTIPLIERS: bool>(
+    mut pack: [Singles<N, MULTIPLIERS>; M],
+) -> [Singles<N, MULTIPLIERS>; M] {
+    const { assert!(N.is_multiple_of(2)) }
+    let mut any = _mm256_setzero_ps();
+    for v in 0..M {
         // A comparison of two different registers tells whether either has a NaN.
         for i in (0..N).step_by(2) {
-            let (a, b) = (self.0[i], self.0[if i + 1 < N { i + 1 } else { i }]);
-            let unordered = _mm256_cmp_ps::<_CMP_UNORD_Q>(a, b);
-            any = if i == 0 { unordered } else { _mm256_or_ps(any, unordered) };
+            let unordered = _mm256_cmp_ps::<_CMP_UNORD_Q>(pack[v].0[i], pack[v].0[i + 1]);
+            any = if v == 0 && i == 0 { unordered } else { _mm256_or_ps(any, unordered) };
         }
-        if _mm256_movemask_ps(any) != 0 {
-            for v in &mut self.0 {
-                let is_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(*v, *v);
-                *v = _mm256_blendv_ps(*v, bits(0x7fc0_0000), is_nan);
+    }
+    if _mm256_movemask_ps(any) != 0 {
+        std::hint::cold_path();
+        for v in 0..M {
+            for i in 0..N {
+                let x = pack[v].0[i];
+                let is_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
+                pack[v].0[i] = _mm256_blendv_ps(x, bits(0x7fc0_0000), is_nan);
             }
         }
-        self
+    }
+    pack
+}
+
+impl<const N: usize, const MULTIPLIERS: bool> Singles<N, MULTIPLIERS> {
+    #[inline(always)]
+    unsafe fn load(src: *const u8) -> Self {
+        let src: *const f32 = src.cast();
+        let mut out = [_mm256_setzero_ps(); N];
+        for i in 0..N {
+            out[i] = _mm256_loadu_ps(src.wrapping_add(8 * i));
+        }
+        Singles(out)
+    }
+}
+
+/// Writes accumulators that are in order.
+#[inline(always)]
+unsafe fn store_singles<const N: usize, const M: usize, const MULTIPLIERS: bool>(
+    dst: *mut u8,
+    pack: [Singles<N, MULTIPLIERS>; M],
+) {
+    let (dst, pack): (*mut f32, _) = (dst.cast(), canonical(pack));
+    for v in 0..M {
+        for i in 0..N {
+            _mm256_storeu_ps(dst.wrapping_add(8 * (N * v + i)), pack[v].0[i]);
+        }
     }
 }
 
 #[inline(always)]
-unsafe fn int(bits: u32) -> __m256i {
+pub(super) unsafe fn int(bits: u32) -> __m256i {
     _mm256_set1_epi32(bits.cast_signed())
 }
 
@@ -63,7 +98,7 @@ macro_rules! lanewise {
     )*};
 }
 
-impl<const N: usize> Numeric for Singles<N> {
+impl<const N: usize, const MULTIPLIERS: bool> Numeric for Singles<N, MULTIPLIERS> {
     // `vminps` and `vmaxps` give the second operand for NaN and for zeros of unlike sign; both orders together tell.
     // The minimum of a NaN and a number is their bits or-ed, still a NaN; the maximum is set to all ones, a NaN too.
     lanewise! {
@@ -74,6 +109,20 @@ impl<const N: usize> Numeric for Singles<N> {
             _mm256_and_ps(_mm256_max_ps(a, b), _mm256_max_ps(b, a)),
             _mm256_cmp_ps::<_CMP_UNORD_Q>(a, b),
         );
+    }
+
+    /// a × 1 + b has the same bits as a + b, up to which NaN it is.
+    #[inline(always)]
+    unsafe fn add_product(mut self, other: Self, one: f32) -> Self {
+        if !MULTIPLIERS {
+            return self.add(other);
+        }
+        let one = _mm256_set1_ps(one);
+        for i in 0..N {
+            let (a, b) = (self.0[i], other.0[i]);
+            self.0[i] = if i % 2 == 0 { _mm256_add_ps(a, b) } else { _mm256_fmadd_ps(a, one, b) };
+        }
+        self
     }
 
     #[inline(always)]
@@ -95,154 +144,154 @@ impl<const N: usize> Numeric for Singles<N> {
     }
 }
 
-/// f32.
-pub(super) struct F32;
-
-impl Pack for F32 {
-    type Vector = Singles<4>;
-    const LANES: usize = 32;
-    const SIZE: usize = 4;
-    const WIDE: usize = 4;
-
-    #[inline(always)]
-    unsafe fn load(src: *const u8) -> Singles<4> {
-        let src: *const f32 = src.cast();
-        let mut out = [_mm256_setzero_ps(); 4];
-        for i in 0..4 {
-            out[i] = _mm256_loadu_ps(src.wrapping_add(8 * i));
-        }
-        Singles(out)
-    }
-
-    #[inline(always)]
-    unsafe fn store(dst: *mut u8, v: Singles<4>) {
-        let dst: *mut f32 = dst.cast();
-        let v = v.canonical();
-        for i in 0..4 {
-            _mm256_storeu_ps(dst.wrapping_add(8 * i), v.0[i]);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_wide(src: *const u8) -> Singles<4> {
-        Self::load(src)
-    }
-
-    #[inline(always)]
-    unsafe fn store_wide(dst: *mut u8, v: Singles<4>) {
-        Self::store(dst, v)
-    }
-}
-
 /// Reading and writing accumulators in order.
 macro_rules! wide_in_order {
     () => {
         #[inline(always)]
         unsafe fn load_wide(src: *const u8) -> Self::Vector {
-            F32::load(src)
+            Singles::load(src)
         }
 
         #[inline(always)]
-        unsafe fn store_wide(dst: *mut u8, v: Self::Vector) {
-            F32::store(dst, v)
+        unsafe fn store_wide(dst: *mut u8, pack: Self::Pack) {
+            store_singles(dst, pack)
         }
     };
 }
 
-/// f16.
+/// f32.
+pub(super) struct F32;
+
+impl Pack for F32 {
+    type Vector = Singles<2>;
+    vectors!(2);
+    const LANES: usize = 16;
+    const SIZE: usize = 4;
+    const WIDE: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load(src: *const u8) -> Singles<2> {
+        Singles::load(src)
+    }
+
+    #[inline(always)]
+    unsafe fn store(dst: *mut u8, pack: Self::Pack) {
+        store_singles(dst, pack)
+    }
+
+    wide_in_order!();
+}
+
+/// Asks for the two cache lines of the pack four packs on, of 16-bit elements.
+macro_rules! lines_ahead {
+    () => {
+        #[inline(always)]
+        unsafe fn ahead(src: *const u8) {
+            for line in [0, 64] {
+                _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(512 + line).cast());
+            }
+        }
+    };
+}
+
+/// f16. Conversions are most of the work. They share their execution units with the adders (AMD Zen 3), so
+/// multipliers help to add.
 pub(super) struct F16;
 
 impl Pack for F16 {
-    type Vector = Singles<4>;
-    const LANES: usize = 32;
+    type Vector = Singles<2, true>;
+    vectors!(4);
+    lines_ahead!();
+    const LANES: usize = 16;
     const SIZE: usize = 2;
     const WIDE: usize = 4;
 
     #[inline(always)]
-    unsafe fn load(src: *const u8) -> Singles<4> {
-        let mut out = [_mm256_setzero_ps(); 4];
-        for i in 0..4 {
-            out[i] = _mm256_cvtph_ps(_mm_loadu_si128(src.wrapping_add(16 * i).cast()));
-        }
-        Singles(out)
+    unsafe fn load(src: *const u8) -> Self::Vector {
+        let (low, high) = (_mm_loadu_si128(src.cast()), _mm_loadu_si128(src.wrapping_add(16).cast()));
+        Singles([_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)])
     }
 
     #[inline(always)]
-    unsafe fn store(dst: *mut u8, v: Singles<4>) {
-        let v = v.canonical();
+    unsafe fn store(dst: *mut u8, pack: Self::Pack) {
+        let pack = canonical(pack);
         for i in 0..4 {
-            let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v.0[i]);
-            _mm_storeu_si128(dst.wrapping_add(16 * i).cast(), rounded);
+            for j in 0..2 {
+                let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(pack[i].0[j]);
+                _mm_storeu_si128(dst.wrapping_add(32 * i + 16 * j).cast(), rounded);
+            }
         }
     }
 
     wide_in_order!();
 }
 
-/// bfloat16. Registers 0 and 2 hold the elements of even index, 1 and 3 those of odd index, of the first and second
-/// sixteen: widening and narrowing then take a shift, a mask and a blend.
+/// bfloat16. Of the two registers of a vector, the first holds the elements of even index, the second those of odd
+/// index. Widening and narrowing then take a shift, a mask and a blend.
 pub(super) struct BF16;
 
-impl BF16 {
-    /// The bits of each lane rounded to its upper half; the lower half is garbage.
-    #[inline(always)]
-    unsafe fn round(v: __m256) -> __m256i {
-        let v = _mm256_castps_si256(v);
-        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(v), int(1));
-        _mm256_add_epi32(_mm256_add_epi32(v, int(0x7fff)), odd)
-    }
+/// The upper and the lower halves of the lanes of `even` and `odd`, in the order of the elements.
+#[inline(always)]
+pub(super) unsafe fn halves(even: __m256, odd: __m256) -> (__m256i, __m256i) {
+    let (even, odd) = (_mm256_castps_si256(even), _mm256_castps_si256(odd));
+    let upper = _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(even), odd);
+    let lower = _mm256_blend_epi16::<0b1010_1010>(even, _mm256_slli_epi32::<16>(odd));
+    (upper, lower)
+}
+
+/// Lanes of f32 from their upper halves: those of even index, and those of odd index.
+#[inline(always)]
+pub(super) unsafe fn from_upper_halves(both: __m256i) -> [__m256; 2] {
+    let even = _mm256_slli_epi32::<16>(both);
+    let odd = _mm256_and_si256(both, int(0xffff_0000));
+    [_mm256_castsi256_ps(even), _mm256_castsi256_ps(odd)]
 }
 
 impl Pack for BF16 {
-    type Vector = Singles<4>;
-    const LANES: usize = 32;
+    type Vector = Singles<2>;
+    vectors!(4);
+    lines_ahead!();
+    const LANES: usize = 16;
     const SIZE: usize = 2;
     const WIDE: usize = 4;
 
     #[inline(always)]
-    unsafe fn load(src: *const u8) -> Singles<4> {
-        let mut out = [_mm256_setzero_ps(); 4];
-        for i in 0..2 {
-            let both = _mm256_loadu_si256(src.wrapping_add(32 * i).cast());
-            out[2 * i] = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(both));
-            out[2 * i + 1] = _mm256_castsi256_ps(_mm256_and_si256(both, int(0xffff_0000)));
-        }
-        Singles(out)
+    unsafe fn load(src: *const u8) -> Singles<2> {
+        Singles(from_upper_halves(_mm256_loadu_si256(src.cast())))
     }
 
     #[inline(always)]
-    unsafe fn store(dst: *mut u8, v: Singles<4>) {
-        let v = v.canonical();
-        for i in 0..2 {
-            let (even, odd) = (Self::round(v.0[2 * i]), Self::round(v.0[2 * i + 1]));
-            let both = _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(even), odd);
-            _mm256_storeu_si256(dst.wrapping_add(32 * i).cast(), both);
+    unsafe fn store(dst: *mut u8, pack: Self::Pack) {
+        let pack = canonical(pack);
+        for i in 0..4 {
+            let (upper, lower) = halves(pack[i].0[0], pack[i].0[1]);
+            // Sixteen at once: what is cut off is more than half, or half of an odd number, if its uppermost bit is
+            // set after 1 was taken from it where the number is even.
+            let even = _mm256_andnot_si256(upper, _mm256_set1_epi16(1));
+            let up = _mm256_srli_epi16::<15>(_mm256_subs_epu16(lower, even));
+            _mm256_storeu_si256(dst.wrapping_add(32 * i).cast(), _mm256_add_epi16(upper, up));
         }
     }
 
     #[inline(always)]
-    unsafe fn load_wide(src: *const u8) -> Singles<4> {
-        let mut out = F32::load(src).0;
-        for i in [0, 2] {
-            let (a, b) = (out[i], out[i + 1]); // 0…7, 8…15
-            let low = _mm256_permute2f128_ps::<0x20>(a, b); // 0…3, 8…11
-            let high = _mm256_permute2f128_ps::<0x31>(a, b); // 4…7, 12…15
-            out[i] = _mm256_shuffle_ps::<0b10_00_10_00>(low, high);
-            out[i + 1] = _mm256_shuffle_ps::<0b11_01_11_01>(low, high);
-        }
-        Singles(out)
+    unsafe fn load_wide(src: *const u8) -> Singles<2> {
+        let Singles([a, b]): Self::Vector = Singles::load(src); // 0…7, 8…15
+        let low = _mm256_permute2f128_ps::<0x20>(a, b); // 0…3, 8…11
+        let high = _mm256_permute2f128_ps::<0x31>(a, b); // 4…7, 12…15
+        let even = _mm256_shuffle_ps::<0b10_00_10_00>(low, high);
+        Singles([even, _mm256_shuffle_ps::<0b11_01_11_01>(low, high)])
     }
 
     #[inline(always)]
-    unsafe fn store_wide(dst: *mut u8, v: Singles<4>) {
-        let mut out = v.0;
-        for i in [0, 2] {
-            let low = _mm256_unpacklo_ps(out[i], out[i + 1]); // 0…3, 8…11
-            let high = _mm256_unpackhi_ps(out[i], out[i + 1]); // 4…7, 12…15
-            out[i] = _mm256_permute2f128_ps::<0x20>(low, high);
-            out[i + 1] = _mm256_permute2f128_ps::<0x31>(low, high);
+    unsafe fn store_wide(dst: *mut u8, mut pack: Self::Pack) {
+        for v in &mut pack {
+            let Singles([even, odd]) = *v;
+            let low = _mm256_unpacklo_ps(even, odd); // 0…3, 8…11
+            let high = _mm256_unpackhi_ps(even, odd); // 4…7, 12…15
+            let first = _mm256_permute2f128_ps::<0x20>(low, high);
+            *v = Singles([first, _mm256_permute2f128_ps::<0x31>(low, high)]);
         }
-        F32::store(dst, Singles(out))
+        store_singles(dst, pack)
     }
 }
 
@@ -290,6 +339,7 @@ pub(super) struct F8E4M3;
 
 impl Pack for F8E4M3 {
     type Vector = Singles<4>;
+    vectors!(1);
     const LANES: usize = 32;
     const SIZE: usize = 1;
     const WIDE: usize = 4;
@@ -313,7 +363,7 @@ impl Pack for F8E4M3 {
     }
 
     #[inline(always)]
-    unsafe fn store(dst: *mut u8, v: Singles<4>) {
+    unsafe fn store(dst: *mut u8, [v]: [Singles<4>; 1]) {
         // Beyond 448 come NaN, infinity and what overflows: all are cut off to NaN.
         let mut rounded = [_mm256_setzero_si256(); 4];
         for i in 0..4 {
@@ -330,6 +380,7 @@ pub(super) struct F8E5M2;
 
 impl Pack for F8E5M2 {
     type Vector = Singles<4>;
+    vectors!(1);
     const LANES: usize = 32;
     const SIZE: usize = 1;
     const WIDE: usize = 4;
@@ -346,7 +397,7 @@ impl Pack for F8E5M2 {
     }
 
     #[inline(always)]
-    unsafe fn store(dst: *mut u8, v: Singles<4>) {
+    unsafe fn store(dst: *mut u8, [v]: [Singles<4>; 1]) {
         let mut rounded = [_mm256_setzero_si256(); 4];
         for i in 0..4 {
             let abs = magnitude(v.0[i]);

@@ -11,6 +11,8 @@ use super::{Destination, Source};
 pub(super) struct Params {
     pub(super) world_size: u64,
     pub(super) factor: f64,
+    /// 1. The compiler does not know it, so that it leaves a multiplication by it alone.
+    pub(super) one: f32,
 }
 
 /// What is done to a single operand.
@@ -58,8 +60,17 @@ macro_rules! ops {
 }
 
 ops! {
-    Add: Numeric::add, Multiply: Numeric::multiply, Min: Numeric::min, Max: Numeric::max,
-    And: Bits::and, Or: Bits::or, Xor: Bits::xor
+    Multiply: Numeric::multiply, Min: Numeric::min, Max: Numeric::max, And: Bits::and, Or: Bits::or, Xor: Bits::xor
+}
+
+pub(super) struct Add;
+
+impl<V: Numeric> Op<V> for Add {
+    #[inline(always)]
+    unsafe fn apply(a: V, b: V, params: Params) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { a.add_product(b, params.one) }
+    }
 }
 
 /// `O`, then the division of an average.
@@ -211,9 +222,10 @@ unsafe fn each<P, S, const N: usize, const WIDE: u8, const WIDE_OUT: bool>(
     P: Pack,
     S: Step<P::Vector, N>,
 {
-    const { assert!(P::LANES * P::WIDE <= PACK) }
-    let rest = count % P::LANES;
-    let mut remaining = count / P::LANES;
+    let lanes = const { P::LANES * P::VECTORS };
+    const { assert!(P::LANES * P::VECTORS * P::WIDE <= PACK) }
+    let rest = count % lanes;
+    let mut remaining = count / lanes;
     let mut padded = MaybeUninit::<[[u8; PACK]; N]>::uninit();
     let mut out = MaybeUninit::<[u8; PACK]>::uninit();
     let mut end: *mut u8 = std::ptr::null_mut(); // where the rest goes, once the padded packs are being worked on
@@ -222,9 +234,9 @@ unsafe fn each<P, S, const N: usize, const WIDE: u8, const WIDE_OUT: bool>(
             // SAFETY: a whole pack remains of each term, and in `dst`.
             unsafe { one::<P, S, N, WIDE, WIDE_OUT>(params, &terms, dst) };
             for i in 0..N {
-                terms[i] = terms[i].wrapping_add(P::LANES * width::<P>(is_wide(WIDE, i)));
+                terms[i] = terms[i].wrapping_add(lanes * width::<P>(is_wide(WIDE, i)));
             }
-            dst = dst.wrapping_add(P::LANES * width::<P>(WIDE_OUT));
+            dst = dst.wrapping_add(lanes * width::<P>(WIDE_OUT));
             remaining -= 1;
         }
         if rest == 0 {
@@ -262,23 +274,48 @@ unsafe fn one<P, S, const N: usize, const WIDE: u8, const WIDE_OUT: bool>(
 {
     // SAFETY: the caller has a whole pack at each pointer.
     unsafe {
-        let mut vectors = [load::<P>(terms[0], is_wide(WIDE, 0)); N];
-        for i in 1..N {
-            vectors[i] = load::<P>(terms[i], is_wide(WIDE, i));
+        for i in 0..N {
+            P::ahead(terms[i]);
         }
-        let v = S::apply(vectors, params);
-        if P::MIXED && WIDE_OUT { P::store_wide(dst, v) } else { P::store(dst, v) }
+        let mut pack = P::repeat(vector::<P, S, N, WIDE>(params, terms, 0));
+        for i in 1..P::VECTORS {
+            pack.as_mut()[i] = vector::<P, S, N, WIDE>(params, terms, i);
+        }
+        if P::MIXED && WIDE_OUT { P::store_wide(dst, pack) } else { P::store(dst, pack) }
+    }
+}
+
+/// What becomes of vector `at` of the packs. One after the other, so that a tree of many terms finds room in the
+/// registers.
+#[inline(always)]
+unsafe fn vector<P, S, const N: usize, const WIDE: u8>(
+    params: Params,
+    terms: &[*const u8; N],
+    at: usize,
+) -> P::Vector
+where
+    P: Pack,
+    S: Step<P::Vector, N>,
+{
+    // SAFETY: the caller has a whole pack at each pointer.
+    unsafe {
+        let mut vectors = [load::<P>(terms[0], is_wide(WIDE, 0), at); N];
+        for i in 1..N {
+            vectors[i] = load::<P>(terms[i], is_wide(WIDE, i), at);
+        }
+        S::apply(vectors, params)
     }
 }
 
 #[inline(always)]
-unsafe fn load<P: Pack>(src: *const u8, wide: bool) -> P::Vector {
+unsafe fn load<P: Pack>(src: *const u8, wide: bool, at: usize) -> P::Vector {
+    let src = src.wrapping_add(at * P::LANES * width::<P>(wide));
     // SAFETY: the caller's promise.
     unsafe { if P::MIXED && wide { P::load_wide(src) } else { P::load(src) } }
 }
 
 /// Bytes of the longest pack.
-pub(super) const PACK: usize = 128;
+pub(super) const PACK: usize = 256;
 
 /// See [`Functions::binary`].
 ///

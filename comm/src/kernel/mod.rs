@@ -3,7 +3,8 @@
 //! | file | what |
 //! |---|---|
 //! | `pack` | a few elements in registers: the portable form, on arrays |
-//! | `avx2` | floats with AVX2 and F16C |
+//! | `avx2` | floats with AVX2, F16C and FMA |
+//! | `float8` | sums of fp8 with AVX2 |
 //! | `evaluate` | the loops over packs: one or two operands, balanced trees in one pass |
 //! | `blocks` | any fold, for a block of elements at a time |
 //! | [`stream`] | stores that go past the caches |
@@ -31,6 +32,8 @@
 mod avx2;
 mod blocks;
 mod evaluate;
+#[cfg(target_arch = "x86_64")]
+mod float8;
 mod pack;
 pub mod stream;
 mod table;
@@ -98,7 +101,7 @@ impl Kernel {
         Ok(Kernel {
             data_type,
             op,
-            params: Params { world_size: world_size.max(1) as u64, factor },
+            params: Params { world_size: world_size.max(1) as u64, factor, one: 1.0 },
             functions,
         })
     }

@@ -9,13 +9,17 @@ use crate::number::{Element, F8E4M3, F8E5M2, bf16_from_f32, bf16_to_f32, f16_fro
 /// How elements of one type get into registers and back, on one instruction set.
 ///
 /// # Safety
-/// All functions: the processor has the instruction set, and `LANES` elements of the width in question may be read
-/// or written at the pointer.
+/// All functions: the processor has the instruction set, and as many elements of the width in question as are meant
+/// may be read or written at the pointer.
 pub(super) trait Pack: 'static {
-    /// `LANES` values of the accumulator type.
+    /// As many values of the accumulator type as arithmetic is done on at once.
     type Vector: Copy;
-    /// How many elements are handled at once.
+    /// The vectors that are stored at once: more than one, where a search for NaN or the like is spread over them.
+    type Pack: Copy + AsRef<[Self::Vector]> + AsMut<[Self::Vector]>;
+    /// How many elements are in a vector.
     const LANES: usize;
+    /// How many vectors are in a pack.
+    const VECTORS: usize = size_of::<Self::Pack>() / size_of::<Self::Vector>();
     /// Bytes of an element.
     const SIZE: usize;
     /// Bytes of an accumulator.
@@ -23,15 +27,34 @@ pub(super) trait Pack: 'static {
     /// Whether the accumulator is another type.
     const MIXED: bool = Self::SIZE != Self::WIDE;
 
-    /// Reads elements.
+    /// Asks memory for what comes some packs after `src`, for types of which the arithmetic takes about as long as
+    /// memory does. Nothing need be there.
+    #[inline(always)]
+    unsafe fn ahead(_src: *const u8) {}
+    /// A pack of one vector, again and again.
+    fn repeat(v: Self::Vector) -> Self::Pack;
+    /// Reads a vector of elements.
     unsafe fn load(src: *const u8) -> Self::Vector;
-    /// Rounds and writes elements.
-    unsafe fn store(dst: *mut u8, v: Self::Vector);
-    /// Reads accumulators.
+    /// Rounds and writes a pack of elements.
+    unsafe fn store(dst: *mut u8, v: Self::Pack);
+    /// Reads a vector of accumulators.
     unsafe fn load_wide(src: *const u8) -> Self::Vector;
-    /// Writes accumulators.
-    unsafe fn store_wide(dst: *mut u8, v: Self::Vector);
+    /// Writes a pack of accumulators.
+    unsafe fn store_wide(dst: *mut u8, v: Self::Pack);
 }
+
+/// The pack of `$n` vectors.
+macro_rules! vectors {
+    ($n:expr) => {
+        type Pack = [Self::Vector; $n];
+
+        #[inline(always)]
+        fn repeat(v: Self::Vector) -> Self::Pack {
+            [v; $n]
+        }
+    };
+}
+pub(super) use vectors;
 
 /// Arithmetic on vectors, lane by lane.
 ///
@@ -39,6 +62,13 @@ pub(super) trait Pack: 'static {
 /// All functions: the processor has the instruction set.
 pub(super) trait Numeric: Copy {
     unsafe fn add(self, b: Self) -> Self;
+    /// The same; `one` is 1, for those who would multiply by it.
+    #[inline(always)]
+    unsafe fn add_product(self, b: Self, one: f32) -> Self {
+        let _ = one;
+        // SAFETY: the caller's promise.
+        unsafe { self.add(b) }
+    }
     unsafe fn multiply(self, b: Self) -> Self;
     unsafe fn min(self, b: Self) -> Self;
     unsafe fn max(self, b: Self) -> Self;
@@ -249,6 +279,7 @@ pub(super) struct Lanes<W, const L: usize>([W; L]);
 
 impl<E: Convert, const L: usize> Pack for Portable<E, L> {
     type Vector = Lanes<E::Wide, L>;
+    vectors!(1);
     const LANES: usize = L;
     const SIZE: usize = size_of::<E>();
     const WIDE: usize = size_of::<E::Wide>();
@@ -265,7 +296,7 @@ impl<E: Convert, const L: usize> Pack for Portable<E, L> {
     }
 
     #[inline(always)]
-    unsafe fn store(dst: *mut u8, v: Self::Vector) {
+    unsafe fn store(dst: *mut u8, [v]: [Self::Vector; 1]) {
         let mut elements = [E::narrow(v.0[0]); L];
         for i in 1..L {
             elements[i] = E::narrow(v.0[i]);
@@ -281,7 +312,7 @@ impl<E: Convert, const L: usize> Pack for Portable<E, L> {
     }
 
     #[inline(always)]
-    unsafe fn store_wide(dst: *mut u8, v: Self::Vector) {
+    unsafe fn store_wide(dst: *mut u8, [v]: [Self::Vector; 1]) {
         let mut out = v.0;
         for x in &mut out {
             *x = x.canonical();

@@ -5,6 +5,8 @@ use half::{bf16, f16};
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
 use super::evaluate::{Functions, Params, Unary};
+#[cfg(target_arch = "x86_64")]
+use super::float8;
 use super::pack::Portable;
 use crate::number::{DataType, F8E4M3, F8E5M2, ReduceOp};
 
@@ -16,8 +18,8 @@ pub(super) fn best(data_type: DataType, op: ReduceOp) -> Option<Functions> {
             DataType::F16 => with_avx2::float::<avx2::F16>(op),
             DataType::BF16 => with_avx2::float::<avx2::BF16>(op),
             DataType::F32 => with_avx2::float::<avx2::F32>(op),
-            DataType::F8E4M3 => with_avx2::float::<avx2::F8E4M3>(op),
-            DataType::F8E5M2 => with_avx2::float::<avx2::F8E5M2>(op),
+            DataType::F8E4M3 => with_avx2::float8::<avx2::F8E4M3, float8::SumE4M3>(op),
+            DataType::F8E5M2 => with_avx2::float8::<avx2::F8E5M2, float8::SumE5M2>(op),
             other => with_avx2::native(other, op),
         };
     }
@@ -100,6 +102,20 @@ macro_rules! instantiate {
                 }
             }
 
+            /// `Sum` is for trees of sums alone.
+            #[allow(dead_code)] // the portable loops have no such pack
+            pub(super) fn float8<P, Sum>(op: ReduceOp) -> Option<Functions>
+            where
+                P: Pack<Vector: Numeric>,
+                Sum: Pack<Vector: Numeric>,
+            {
+                let mut functions = float::<P>(op)?;
+                if matches!(op, ReduceOp::Sum | ReduceOp::PreMulSum(_)) {
+                    functions.tree = tree::<Sum, Add, false>;
+                }
+                Some(functions)
+            }
+
             /// `P` is `Unsigned`, or the signed type of its size.
             fn integer<P, Unsigned>(op: ReduceOp) -> Option<Functions>
             where
@@ -140,4 +156,4 @@ macro_rules! instantiate {
 
 instantiate!(any, fuses: false);
 #[cfg(target_arch = "x86_64")]
-instantiate!(with_avx2, fuses: true, "avx2,f16c");
+instantiate!(with_avx2, fuses: true, "avx2,f16c,fma");
