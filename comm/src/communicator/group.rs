@@ -26,6 +26,9 @@ use crate::error::Result;
 use crate::exec::engine::Call;
 use crate::number::{Element, ReduceOp};
 
+/// Calls for which a group has room from the start.
+const USUAL: usize = 8;
+
 /// Collects calls; see [`Communicator::group`].
 pub struct Group<'b> {
     arguments: Arguments,
@@ -38,7 +41,8 @@ impl Communicator {
     /// Ranks make the same collective calls in the same order; sends and receives match in their order for each pair
     /// of ranks, and may also concern the rank itself. If `collect` fails, nothing is performed.
     pub fn group<'b, R>(&self, collect: impl FnOnce(&mut Group<'b>) -> Result<R>) -> Result<R> {
-        let mut group = Group { arguments: self.arguments(), calls: Vec::new(), buffers: PhantomData };
+        let calls = Vec::with_capacity(USUAL);
+        let mut group = Group { arguments: self.arguments(), calls, buffers: PhantomData };
         let result = collect(&mut group)?;
         // SAFETY: the buffers are borrowed for longer than this call, exclusively where they are written, and were
         // checked.

@@ -106,8 +106,8 @@ pub struct Engine {
     runner: Runner,
     segments: Vec<Segment>,
     plans: HashMap<Key, Arc<Plan>>,
-    /// The last plan that was looked up: programs repeat their calls.
-    last: Option<(Key, Arc<Plan>)>,
+    /// The plans of the calls before, in their order: programs repeat their calls.
+    last: Vec<(Key, Arc<Plan>)>,
     tuner: Tuner,
     sequence: u32,
     failed: Option<String>,
@@ -152,7 +152,7 @@ impl Engine {
             runner: Runner::default(),
             segments: Vec::new(),
             plans: HashMap::new(),
-            last: None,
+            last: Vec::new(),
             tuner: Tuner::new(chooser, machines),
             sequence: 0,
             failed: None,
@@ -200,15 +200,15 @@ impl Engine {
     /// # Safety
     /// As for [`Engine::perform`].
     unsafe fn perform_with(&mut self, calls: &[Call], segments: &mut Vec<Segment>) -> Result<()> {
-        if let ([call], [segment]) = (calls, &mut segments[..])
-            && self.repeats(call, segment)
-        {
-            self.sequence = self.sequence.wrapping_add(1);
-            segment.stamp.sequence = self.sequence;
+        if self.repeats(calls, segments) {
+            for (call, segment) in calls.iter().zip(&mut *segments) {
+                segment.stamp.sequence = self.number(call);
+            }
             // SAFETY: the caller's promise.
             return unsafe { self.run(calls, segments) };
         }
         segments.clear();
+        self.last.truncate(calls.len());
         // SAFETY: the caller's promise.
         unsafe { self.messages_to_itself(calls)? };
         for (i, call) in calls.iter().enumerate() {
@@ -219,15 +219,32 @@ impl Engine {
         unsafe { self.run(calls, segments) }
     }
 
-    /// Whether a collective call is the one before once more, on the same buffers, with nothing to do beforehand: then all
-    /// that differs is its number.
+    /// Whether these are the calls before once more, on the same buffers, with nothing to do beforehand: then all that
+    /// differs is their numbers.
     #[inline]
-    fn repeats(&self, call: &Call, segment: &Segment) -> bool {
-        let same = self.last.as_ref().is_some_and(|(key, plan)| {
-            key.is_of(call) && Arc::ptr_eq(plan, &segment.plan) && call.collective != Collective::SendRecv
-        });
-        let prepares = matches!(call.op, Some(ReduceOp::PreMulSum(_)));
-        same && !prepares && segment.memory[..2] == [call.input.cast_mut(), call.output]
+    fn repeats(&self, calls: &[Call], segments: &[Segment]) -> bool {
+        let rank = self.rank() as u32;
+        let same = |(call, (segment, (key, plan))): (&Call, (&Segment, &(Key, Arc<Plan>)))| {
+            let prepares = matches!(call.op, Some(ReduceOp::PreMulSum(_)))
+                || (call.collective == Collective::SendRecv && call.root == rank);
+            !prepares
+                && segment.memory[..2] == [call.input.cast_mut(), call.output]
+                && Arc::ptr_eq(plan, &segment.plan)
+                && key.is_of(call)
+        };
+        calls.len() == segments.len()
+            && calls.len() == self.last.len()
+            && calls.iter().zip(segments.iter().zip(&self.last)).all(same)
+    }
+
+    /// The number of the next call; sends and receives have none.
+    #[inline]
+    fn number(&mut self, call: &Call) -> u32 {
+        if call.collective == Collective::SendRecv {
+            return 0;
+        }
+        self.sequence = self.sequence.wrapping_add(1);
+        self.sequence
     }
 
     /// Copies what the rank sends to itself; the k-th send belongs to the k-th receive.
@@ -269,7 +286,7 @@ impl Engine {
     /// # Safety
     /// As for [`Engine::perform`].
     unsafe fn segment(&mut self, call: &Call, index: usize) -> Result<Segment> {
-        let plan = self.plan(call)?;
+        let plan = self.plan(call, index)?;
         let (mut input, output) = (call.input.cast_mut(), call.output);
         let premultiplies = matches!(call.op, Some(ReduceOp::PreMulSum(_)));
         let input_bytes = match premultiplies {
@@ -293,12 +310,12 @@ impl Engine {
         let memory = [input, output, scratch, scratch.wrapping_add(plan.partial_at as usize)];
         let region = self.endpoint.region();
         let registered = memory.map(|ptr| region.offset_of(ptr, 1));
-        self.sequence = self.sequence.wrapping_add(u32::from(call.collective != Collective::SendRecv));
-        let stamp = self.stamp(call, plan.algorithm);
+        let sequence = self.number(call);
+        let stamp = self.stamp(call, sequence, plan.algorithm);
         Ok(Segment { plan, memory, registered, stamp })
     }
 
-    fn stamp(&self, call: &Call, algorithm: u8) -> Stamp {
+    fn stamp(&self, call: &Call, sequence: u32, algorithm: u8) -> Stamp {
         let (count, root, variable) = match &call.counts {
             Counts::Equal(count) => (*count, if call.collective.has_root() { call.root } else { 0 }, 0),
             // The root alone knows all counts of these.
@@ -310,7 +327,7 @@ impl Engine {
             Counts::Pairwise { .. } => (0, 0, Stamp::VARIABLE),
         };
         Stamp {
-            sequence: if call.collective == Collective::SendRecv { 0 } else { self.sequence },
+            sequence,
             collective: call.collective as u8 | variable,
             data_type: if call.collective == Collective::Barrier { 0 } else { call.data_type as u8 },
             op: call.op.map_or(0, ReduceOp::code),
@@ -348,8 +365,9 @@ impl Engine {
         }
     }
 
-    fn plan(&mut self, call: &Call) -> Result<Arc<Plan>> {
-        if let Some((key, plan)) = &self.last
+    /// The plan of the `index`-th call of a group.
+    fn plan(&mut self, call: &Call, index: usize) -> Result<Arc<Plan>> {
+        if let Some((key, plan)) = self.last.get(index)
             && key.is_of(call)
         {
             return Ok(plan.clone());
@@ -366,7 +384,11 @@ impl Engine {
                 plan
             }
         };
-        self.last = Some((key, plan.clone()));
+        let found = (key, plan.clone());
+        match self.last.get_mut(index) {
+            Some(last) => *last = found,
+            None => self.last.push(found),
+        }
         Ok(plan)
     }
 
@@ -417,7 +439,7 @@ impl Engine {
     pub fn set_costs(&mut self, costs: Arc<Calibration>) {
         self.tuner.set_costs(costs);
         self.plans.clear();
-        self.last = None;
+        self.last.clear();
     }
 
     /// Which algorithm performs a call, and why.
