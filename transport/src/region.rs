@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::fork::Forked;
@@ -30,6 +30,10 @@ pub struct Region {
     /// The memory belongs to the process that made it; a child of fork shares it, and must leave it alone.
     forked: Forked,
     free: Mutex<BTreeMap<u64, u64>>,
+    windows: Mutex<BTreeMap<u64, u64>>,
+    /// Windows that were taken out of the shared memory, and whether there are any.
+    detached: Mutex<BTreeMap<u64, u64>>,
+    any_detached: AtomicBool,
     exposed: RwLock<BTreeMap<u64, u64>>,
     /// Windows that nobody here needs any more and peers may still put into.
     left: Mutex<Vec<Left>>,
@@ -52,6 +56,9 @@ impl Region {
             len,
             forked: Forked::here(),
             free: Mutex::new(BTreeMap::from([(HEADER, len - HEADER)])),
+            windows: Mutex::default(),
+            detached: Mutex::default(),
+            any_detached: AtomicBool::new(false),
             exposed: RwLock::default(),
             left: Mutex::default(),
         })
@@ -79,6 +86,7 @@ impl Region {
         if exposed {
             self.exposed.write().unwrap_or_else(PoisonError::into_inner).insert(at, size);
         }
+        locked(&self.windows).insert(at, size);
         Ok(Window { region: self.clone(), at, len, size })
     }
 
@@ -104,6 +112,11 @@ impl Region {
             return;
         }
         self.exposed.write().unwrap_or_else(PoisonError::into_inner).remove(&at);
+        locked(&self.windows).remove(&at);
+        // What is not shared can be no window of anybody again.
+        if locked(&self.detached).contains_key(&at) {
+            return;
+        }
         self.mapping.release(self.start + at as usize, size as usize);
         let mut free = self.free();
         let (mut at, mut size) = (at, size);
@@ -123,14 +136,14 @@ impl Region {
     fn give_back_left(&self) {
         let raised =
             |left: &mut Left| left.counters.iter().all(|at| self.counter(*at).load(Ordering::Acquire) > 0);
-        let mut all = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = locked(&self.left);
         let done: Vec<Left> = all.extract_if(.., raised).collect();
         drop(all);
         done.iter().for_each(|left| self.give_back(left.at, left.size));
     }
 
     fn free(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.free)
     }
 
     /// The address of `len` bytes from `offset` on; the caller knows that they lie inside.
@@ -166,7 +179,25 @@ impl Region {
     /// The offset of memory that lies in this region, registered memory that is; none for any other memory.
     pub fn offset_of(&self, ptr: *const u8, len: usize) -> Option<u64> {
         let first = (ptr as usize).checked_sub(self.mapping.base_address() + self.start)? as u64;
-        (first.checked_add(len as u64)? <= self.len).then_some(first)
+        let inside = first.checked_add(len as u64)? <= self.len;
+        (inside && !self.is_detached(first)).then_some(first)
+    }
+
+    fn is_detached(&self, offset: u64) -> bool {
+        self.any_detached.load(Ordering::Relaxed) && covers(&locked(&self.detached), offset).is_some()
+    }
+
+    /// Takes the window at `offset` out of the shared memory, with what it holds, because a peer that may still write there
+    /// cannot be waited for: its owner keeps it as plain memory.
+    pub fn detach(&self, offset: u64) -> Result<()> {
+        let Some((at, size)) = covers(&locked(&self.windows), offset) else { return Ok(()) };
+        if self.is_detached(at) {
+            return Ok(());
+        }
+        // Known as plain memory even where that fails.
+        locked(&self.detached).insert(at, size);
+        self.any_detached.store(true, Ordering::Release);
+        self.mapping.detach(self.start + at as usize, size as usize)
     }
 
     /// Bytes that windows occupy at present.
@@ -174,6 +205,16 @@ impl Region {
         self.give_back_left();
         self.len - HEADER - self.free().values().sum::<u64>()
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The range among `ranges`, of start and length, that covers `offset`.
+fn covers(ranges: &BTreeMap<u64, u64>, offset: u64) -> Option<(u64, u64)> {
+    let (&at, &size) = ranges.range(..=offset).next_back()?;
+    (offset < at + size).then_some((at, size))
 }
 
 /// Reserved bytes of a region; given back when dropped.
@@ -215,7 +256,7 @@ impl Window {
     /// put into it, which must not meet what comes there next.
     pub fn leave(mut self, counters: Vec<u64>) {
         let left = Left { at: self.at, size: std::mem::take(&mut self.size), counters };
-        self.region.left.lock().unwrap_or_else(PoisonError::into_inner).push(left);
+        locked(&self.region.left).push(left);
         self.region.give_back_left();
     }
 }
@@ -291,6 +332,34 @@ mod tests {
         let at = open.offset();
         drop(open);
         assert!(r.exposed(at, 1).is_none());
+    }
+
+    #[test]
+    fn what_is_detached_keeps_its_bytes_and_sees_no_others() {
+        let len = 16 * PAGE;
+        let file = memory_file(len as u64).unwrap();
+        let ours = Region::new(Arc::new(Mapping::new(&file, len).unwrap()), 0, len as u64);
+        let theirs = Mapping::new(&file, len).unwrap();
+        let (window, next) = (ours.alloc(3 * PAGE as u64, false).unwrap(), ours.alloc(8, false).unwrap());
+        let inside = window.offset() + 2 * PAGE as u64;
+        ours.counter(inside).store(5, Ordering::Relaxed);
+        ours.detach(inside).unwrap();
+        ours.detach(window.offset()).unwrap();
+        for offset in [inside, next.offset()] {
+            theirs.word64(offset as usize).store(9, Ordering::Relaxed);
+        }
+        assert_eq!(ours.counter(inside).load(Ordering::Relaxed), 5);
+        assert_eq!(ours.counter(next.offset()).load(Ordering::Relaxed), 9);
+        // Its owner goes on with it as plain memory; nobody gets it afterwards.
+        ours.counter(inside).store(6, Ordering::Relaxed);
+        assert_eq!(theirs.word64(inside as usize).load(Ordering::Relaxed), 9);
+        assert_eq!(ours.offset_of(window.ptr().as_ptr().wrapping_add(2 * PAGE), 8), None);
+        assert!(ours.offset_of(next.ptr().as_ptr(), 8).is_some());
+        let at = window.offset();
+        drop(window);
+        let all: Vec<_> = std::iter::from_fn(|| ours.alloc(1, false).ok()).collect();
+        assert_eq!(all.len(), 15 - 4);
+        assert!(all.iter().all(|w| w.offset() < at || w.offset() >= at + 3 * PAGE as u64));
     }
 
     #[test]

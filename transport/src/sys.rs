@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
+};
 use rustix::thread::futex;
 
 use crate::{Error, Result};
@@ -81,6 +83,25 @@ impl Mapping {
         let at = self.at(offset, len);
         // SAFETY: inside the mapping; this advice does not change contents.
         let _ = unsafe { madvise(at.as_ptr().cast(), len, Advice::LinuxHugepage) };
+    }
+
+    /// Puts memory of this process alone in the place of these whole pages, with what they hold: what others write to the
+    /// shared ones is seen here no more.
+    pub fn detach(&self, offset: usize, len: usize) -> Result<()> {
+        let at = self.at(offset, len);
+        let failed = |e| Error::system(format!("taking {len} bytes out of shared memory"), e);
+        let flags = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses, filled from ours, then moved over it whole. Others
+        // may write the shared pages meanwhile: whichever of their bytes are copied, they are only bytes.
+        unsafe {
+            let own = mmap_anonymous(std::ptr::null_mut(), len, flags, MapFlags::PRIVATE).map_err(failed)?;
+            std::ptr::copy_nonoverlapping(at.as_ptr(), own.cast(), len);
+            if let Err(e) = mremap_fixed(own, len, len, MremapFlags::MAYMOVE, at.as_ptr().cast()) {
+                let _ = munmap(own, len);
+                return Err(failed(e));
+            }
+        }
+        Ok(())
     }
 
     /// The 32-bit word at `offset`, a multiple of 4.

@@ -73,6 +73,25 @@ impl Body {
     }
 }
 
+/// In a grant's length: only for what comes of the message that lies there.
+const RETURNS: u64 = 1 << 63;
+/// In a grant's number: the sender is storing the message.
+const CLAIMED: u64 = 1 << 63;
+
+/// What a grant has opened to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Open {
+    /// The peer may put there, by way of the link.
+    Landing(u64),
+    /// The peer may store this message at this offset of this rank's region.
+    Mapped {
+        /// Its number.
+        message: u64,
+        /// The offset.
+        at: u64,
+    },
+}
+
 /// The two directions between this rank and a peer in one lane.
 #[derive(Debug)]
 pub struct Channel {
@@ -104,6 +123,12 @@ impl Channel {
     /// The link below.
     pub fn link(&self) -> &Arc<dyn Link> {
         &self.link
+    }
+
+    /// Whether the two reach each other's memory.
+    #[inline]
+    pub fn maps(&self) -> bool {
+        self.mapped.is_some()
     }
 
     /// This rank's inbox for the peer.
@@ -289,32 +314,78 @@ impl Channel {
     }
 
     /// Lets the peer put a message of `len` bytes straight to where it belongs: the one that comes after those that have
-    /// come whole and `ahead` more. Gives what to withdraw afterwards, if the link can do that.
+    /// come whole and `ahead` more. With `returns` that memory is a message to the peer as well, and it is for what the peer
+    /// makes of it. `registered` is the offset of `to` in this rank's region, if it lies there. Gives what
+    /// to close afterwards, if the link can do that.
     ///
     /// # Safety
-    /// As for [`Link::land`], until it is withdrawn.
-    pub unsafe fn grant(&mut self, ahead: u64, to: *mut u8, len: u64) -> Result<Option<u64>> {
-        if !self.link.abilities().contains(Abilities::LAND) {
-            return Ok(None);
+    /// As for [`Link::land`], until it is closed.
+    pub unsafe fn grant(
+        &mut self,
+        ahead: u64,
+        (to, registered): (*mut u8, Option<u64>),
+        (len, returns): (u64, bool),
+    ) -> Result<Option<Open>> {
+        let message = self.ended + ahead + 1;
+        let entry = grant(message);
+        if let Some(inbox) = &self.mapped {
+            let Some(at) = registered else { return Ok(None) };
+            inbox.set(entry + GRANT_AT, at);
+            inbox.set(entry + GRANT_LEN, len | if returns { RETURNS } else { 0 });
+            inbox.word(entry).store(message, Ordering::Release);
+            return Ok(Some(Open::Mapped { message, at }));
         }
         // SAFETY: the caller's promise.
         let Some(landing) = (unsafe { self.link.land(to, len) }) else { return Ok(None) };
-        let message = self.ended + ahead + 1;
-        let at = self.remote + grant(message);
         // Signals alone: a peer that has left meanwhile needs none.
+        let at = self.remote + entry;
         let words = [(at + GRANT_AT, landing), (at + GRANT_LEN, len), (at, message)];
         let told = words.into_iter().try_for_each(|(at, value)| self.link.signal(Signal { at, value }));
         told.inspect_err(|_| self.link.withdraw(landing))?;
-        Ok(Some(landing))
+        Ok(Some(Open::Landing(landing)))
     }
 
-    /// Where a message of `len` bytes may be put, if the peer has said so: an offset for puts.
+    /// Where a message of `len` bytes may be put over a link that does not map, if the peer has said so: an offset for
+    /// puts.
     #[inline]
     pub fn granted(&self, message: u64, len: u64) -> Option<u64> {
         let at = grant(message);
         let there =
             self.own.word(at).load(Ordering::Acquire) == message && self.own.get(at + GRANT_LEN) == len;
-        there.then(|| self.own.get(at + GRANT_AT))
+        (there && self.mapped.is_none()).then(|| self.own.get(at + GRANT_AT))
+    }
+
+    /// Where the next message, of `len` bytes, may be stored at once, if the link maps and the peer has said so; `term` is
+    /// what of the peer goes into it. Until [`Channel::stored`] the peer leaves that memory alone, whatever becomes of its
+    /// call.
+    pub fn claim(&self, len: u64, term: Option<Body>) -> Option<*mut u8> {
+        let message = self.begun + 1;
+        let entry = grant(message);
+        let word = self.own.word(entry);
+        if self.mapped.is_none() || word.load(Ordering::Acquire) != message {
+            return None;
+        }
+        let (offset, for_what) = (self.own.get(entry + GRANT_AT), self.own.get(entry + GRANT_LEN));
+        let returned = for_what == len | RETURNS && term == Some(Body::Window { offset, len });
+        if for_what != len && !returned {
+            return None;
+        }
+        let to = self.link.map(offset, len)?;
+        let claimed = word.compare_exchange(message, message | CLAIMED, Ordering::AcqRel, Ordering::Relaxed);
+        claimed.ok().map(|_| to.as_ptr())
+    }
+
+    /// Takes back what was opened as [`Open::Mapped`]; false as long as the peer is storing there.
+    pub fn revoke(&self, message: u64) -> bool {
+        let Some(inbox) = &self.mapped else { return true };
+        let word = inbox.word(grant(message));
+        let found = word.compare_exchange(message, 0, Ordering::AcqRel, Ordering::Acquire);
+        found.map_or_else(|found| found != message | CLAIMED, |_| true)
+    }
+
+    /// Nothing more is stored where the next message belongs.
+    pub fn stored(&self) {
+        self.own.word(grant(self.begun + 1)).store(0, Ordering::Release);
     }
 
     /// Puts the rest of a message where it was granted, and posts a descriptor that says so.

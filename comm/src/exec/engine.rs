@@ -11,7 +11,7 @@ use nd_transport::{Abilities, Endpoint, Part, Signal, Step, Window};
 use super::channel::Channel;
 use super::layout::{self, FAILURE, LANES, P2P_LANE};
 use super::memory::{LaneMemory, copy};
-use super::peers::{REACHING, everyone, failure, listen, reports, told};
+use super::peers::{REACHING, everyone, failure, listen, reports, settle, told};
 use super::plan::Plan;
 use super::report::Report;
 use super::run::{Failure, Runner, Segment};
@@ -492,7 +492,8 @@ impl Engine {
         };
         let waited = endpoint.wait(timeout, look, tick);
         if !matches!(waited, Ok(true)) {
-            runner.borrow_mut().give_up(&mut channels.borrow_mut());
+            let storing = runner.borrow_mut().give_up(&mut channels.borrow_mut());
+            settle(endpoint, &mut channels.borrow_mut(), storing);
         }
         let done = waited.map_err(|e| match e {
             // A peer that failed and left is lost too; its own words say more.

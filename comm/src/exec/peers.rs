@@ -4,12 +4,12 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use nd_transport::Endpoint;
+use nd_transport::{Endpoint, Transport};
 
 use super::layout::{FAILURE, REPORT};
 use super::memory::copy;
 use super::report::Report;
-use super::run::{Channels, Failure};
+use super::run::{Channels, Failure, Storing};
 use crate::error::{Error, Result};
 
 /// How long a rank tries to connect to a peer that it has not spoken to, to see whether it is there or to tell it that
@@ -19,8 +19,40 @@ pub(super) const REACHING: Duration = Duration::from_millis(100);
 /// How long a rank that lost a peer listens whether one has reported why.
 const LISTENING: Duration = Duration::from_millis(200);
 
+/// How long a rank that gives up waits for a peer that is storing a result in its memory, which takes some milliseconds;
+/// one that stopped in the middle may go on at any time.
+const STORING: Duration = Duration::from_millis(500);
+/// The same where the peer is a thread of this process, which nothing stops but a busy machine.
+const STORING_THREAD: Duration = Duration::from_secs(10);
+
 /// What so many peers said is repeated.
 const HEARD: usize = 2;
+
+/// Waits for the peers that store in this rank's memory. What one of them may still write that cannot be waited for is
+/// taken out of its reach.
+pub(super) fn settle(endpoint: &Endpoint, channels: &mut Channels, mut storing: Vec<Storing>) {
+    let began = Instant::now();
+    while !storing.is_empty() {
+        storing.retain(|storing| {
+            if !storing.goes_on(channels) || endpoint.lost(storing.peer()).is_some() {
+                return false;
+            }
+            let thread = endpoint.link(storing.peer()).is_some_and(|l| l.transport() == Transport::Local);
+            if began.elapsed() < if thread { STORING_THREAD } else { STORING } {
+                return true;
+            }
+            if let Err(e) = endpoint.region().detach(storing.at) {
+                let rank = endpoint.rank();
+                tracing::warn!(
+                    "rank {rank}: rank {} may still write into a buffer of a call that failed: {e}",
+                    storing.peer()
+                );
+            }
+            false
+        });
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
 
 /// Ranks as people look for them.
 pub(super) fn everyone(endpoint: &Endpoint, ranks: &[usize]) -> String {

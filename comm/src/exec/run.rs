@@ -9,15 +9,18 @@ use std::sync::Arc;
 
 use nd_transport::{Part, Step, Ticket};
 
-use super::channel::{Body, Channel};
+use super::channel::{Body, Channel, Open};
 use super::layout::LANES;
 use super::memory::copy;
-use super::plan::{Grant, Op, Operand, Place, Plan, Ready};
+use super::plan::{Grant, LAND_FROM, Op, Operand, Place, Plan, Ready};
 use super::stamp::Stamp;
 use crate::kernel::{Destination, Kernel, Source, stream};
 
 /// What cross-memory attach reads at a time: small enough to be reduced while it is in the cache.
 const READ_BYTES: u64 = 128 << 10;
+
+/// Results that several ranks get are made in pieces of so many bytes, which stay in the first-level cache.
+const SPREAD_BYTES: u64 = 8 << 10;
 
 /// From this many bytes on, results that no cache would keep are stored past it.
 const STREAM_FROM: u64 = 64 << 10;
@@ -103,17 +106,19 @@ struct Thread {
     op: usize,
     /// Ops of the current item whose grants were given.
     granted: usize,
-    landings: Vec<Landing>,
+    opened: Vec<Opened>,
+    /// The peers that have the result which is sent to them next.
+    stored: Vec<usize>,
     fold: FoldState,
 }
 
 /// Memory that a peer was let put into.
 #[derive(Debug)]
-struct Landing {
+struct Opened {
     /// The op that waits for the message.
     op: usize,
     peer: usize,
-    at: u64,
+    what: Open,
 }
 
 /// How far the current fold has come.
@@ -126,7 +131,13 @@ struct FoldState {
     /// Where the messages' data are.
     bodies: Vec<Option<Body>>,
     sources: Vec<Source>,
+    /// Where else the result is stored, and whose memory that is.
+    others: Vec<*mut u8>,
+    claimed: Vec<usize>,
 }
+
+// SAFETY: addresses that are used only while a runner steps.
+unsafe impl Send for FoldState {}
 
 /// A message that is not wholly posted.
 #[derive(Debug)]
@@ -141,6 +152,8 @@ struct Pending {
     done: u64,
     /// Its number among those to the peer in this lane.
     number: u64,
+    /// The peer has it, and is to be told.
+    stored: bool,
 }
 
 /// What became of a message.
@@ -262,17 +275,21 @@ impl Runner {
             match op {
                 Op::Send { peer, message, src, count } => {
                     let queue = peer * LANES + thread.lane;
-                    self.post(queue, first + message, segment, *src, *count, channels)?;
+                    let stored = thread.stored.iter().position(|p| p == peer);
+                    let stored = stored.map(|at| thread.stored.swap_remove(at)).is_some();
+                    self.post(queue, first + message, segment, (*src, *count, stored), channels)?;
                     moved = true;
                 }
-                Op::Fold { dst, finish, terms, fold, count } => {
-                    let task = FoldTask { segment, dst: *dst, finish: *finish, terms, fold, count: *count };
+                Op::Fold { dst, finish, terms, fold, count, sends } => {
+                    let (dst, finish, count) = (*dst, *finish, *count);
+                    let task = FoldTask { segment, dst, finish, terms, fold, count, sends };
                     let lane = thread.lane;
                     match task.advance(&mut thread.fold, lane, channels, &mut self.staging)? {
                         Step::Done => {
                             moved = true;
+                            thread.store_ends(channels);
                             thread.fold.reset();
-                            thread.withdraw(channels, |landing, op| landing.op == op);
+                            thread.close(channels, |opened, op| opened.op == op);
                         }
                         Step::Moved => return Ok(true),
                         Step::Idle => return Ok(moved),
@@ -290,16 +307,18 @@ impl Runner {
         queue: usize,
         message: usize,
         segment: &Segment,
-        src: Place,
-        count: u64,
+        (src, count, stored): (Place, u64, bool),
         channels: &mut Channels,
     ) -> Result<(), Failure> {
         let registered = segment.registered[src.space].map(|at| at + src.offset);
         let (ptr, width) = (segment.ptr(src, 0), segment.plan.widths[usize::from(src.wide)]);
         let channel = channel(channels, queue);
         let number = channel.begin();
-        let body = channel.route(ptr, registered, count * width);
-        let whole = body.remote() || count <= segment.plan.chunk;
+        let body = match stored {
+            true => Body::Placed { len: count * width },
+            false => channel.route(ptr, registered, count * width),
+        };
+        let whole = stored || body.remote() || count <= segment.plan.chunk;
         if whole && self.queues[queue].is_empty() && channel.has_slot() {
             // SAFETY: the message's memory stays unchanged until it is complete: instructions that write it wait,
             // and a run ends when all messages are complete.
@@ -309,7 +328,8 @@ impl Runner {
             return Ok(());
         }
         let (stamp, chunk) = (segment.stamp, segment.plan.chunk);
-        let pending = Pending { message, stamp, ptr, registered, width, count, chunk, done: 0, number };
+        let pending =
+            Pending { message, stamp, ptr, registered, width, count, chunk, done: 0, number, stored };
         self.queue(queue, pending, channels)
     }
 
@@ -351,11 +371,23 @@ impl Runner {
         Ok(moved)
     }
 
-    /// Ends a run that failed: peers put into no memory of its calls any more.
-    pub fn give_up(&mut self, channels: &mut Channels) {
+    /// Ends a run that failed: peers put into no memory of its calls any more, but for those who are storing something at
+    /// this moment.
+    pub fn give_up(&mut self, channels: &mut Channels) -> Vec<Storing> {
+        let mut storing = Vec::new();
         for thread in &mut self.threads {
-            thread.withdraw(channels, |_, _| true);
+            thread.store_ends(channels);
+            let lane = thread.lane;
+            storing.extend(thread.opened.iter().filter_map(|opened| match opened.what {
+                Open::Mapped { message, at } => {
+                    Some(Storing { queue: opened.peer * LANES + lane, message, at })
+                }
+                Open::Landing(_) => None,
+            }));
+            thread.close(channels, |_, _| true);
         }
+        storing.retain(|storing| storing.goes_on(channels));
+        storing
     }
 
     /// The peers that the run cannot go on without at present.
@@ -379,29 +411,64 @@ impl Runner {
     }
 }
 
+/// A peer that stores a message in this rank's memory.
+#[derive(Debug)]
+pub struct Storing {
+    queue: usize,
+    message: u64,
+    /// Where, as an offset in this rank's region.
+    pub at: u64,
+}
+
+impl Storing {
+    /// The peer.
+    pub fn peer(&self) -> usize {
+        self.queue / LANES
+    }
+
+    /// Whether it still does; if it has not begun, it cannot any more.
+    pub fn goes_on(&self, channels: &mut Channels) -> bool {
+        !channel(channels, self.queue).revoke(self.message)
+    }
+}
+
 impl Thread {
     fn grant(&mut self, grant: &Grant, segment: &Segment, channels: &mut Channels) -> Result<(), Failure> {
-        let Grant { op, peer, ahead, dst, count } = *grant;
+        let Grant { op, peer, ahead, dst, count, returns } = *grant;
         let len = count * segment.plan.widths[usize::from(dst.wide)];
         let channel = channel(channels, peer * LANES + self.lane);
+        let given = self.opened.iter().any(|opened| opened.op == op);
+        if given || (!channel.maps() && (returns || len < LAND_FROM)) {
+            return Ok(());
+        }
+        let registered = segment.registered[dst.space].map(|at| at + dst.offset);
         // SAFETY: the message's destination is the caller's, nothing reads it before the op that waits for the message,
-        // and it is withdrawn when that op is done or the run fails.
-        let landing = unsafe { channel.grant(ahead, segment.ptr(dst, 0), len)? };
-        self.landings.extend(landing.map(|at| Landing { op, peer, at }));
+        // and it is closed when that op is done or the run fails.
+        let opened = unsafe { channel.grant(ahead, (segment.ptr(dst, 0), registered), (len, returns))? };
+        self.opened.extend(opened.map(|what| Opened { op, peer, what }));
         Ok(())
     }
 
-    /// Withdraws those of which `which` is true, given the current op.
+    /// Closes those of which `which` is true, given the current op.
     #[inline]
-    fn withdraw(&mut self, channels: &mut Channels, which: impl Fn(&Landing, usize) -> bool) {
+    fn close(&mut self, channels: &mut Channels, which: impl Fn(&Opened, usize) -> bool) {
         let (lane, op) = (self.lane, self.op);
-        self.landings.retain(|landing| {
-            let over = which(landing, op);
-            if over {
-                channel(channels, landing.peer * LANES + lane).link().withdraw(landing.at);
+        self.opened.retain(|opened| {
+            let over = which(opened, op);
+            if let (true, Open::Landing(at)) = (over, opened.what) {
+                channel(channels, opened.peer * LANES + lane).link().withdraw(at);
             }
             !over
         });
+    }
+
+    /// Nothing more is stored in the memory of peers.
+    #[inline]
+    fn store_ends(&mut self, channels: &mut Channels) {
+        for &peer in &self.fold.claimed {
+            channel(channels, peer * LANES + self.lane).stored();
+        }
+        self.stored.append(&mut self.fold.claimed);
     }
 }
 
@@ -430,6 +497,11 @@ impl Pending {
         while self.done < self.count {
             if !channel.has_slot() {
                 return Ok(false);
+            }
+            if self.stored {
+                // SAFETY: it names no memory.
+                unsafe { channel.post(&self.stamp, Body::Placed { len: self.count * self.width })? };
+                break;
             }
             let ptr = self.ptr.wrapping_add((self.done * self.width) as usize);
             if let Some(at) = channel.granted(self.number, self.count * self.width) {
@@ -461,6 +533,7 @@ impl FoldState {
     fn reset(&mut self) {
         (self.done, self.ready) = (0, 0);
         self.bodies.clear();
+        self.others.clear();
     }
 }
 
@@ -472,6 +545,7 @@ struct FoldTask<'a> {
     terms: &'a [Operand],
     fold: &'a crate::fold::Fold,
     count: u64,
+    sends: &'a [usize],
 }
 
 impl FoldTask<'_> {
@@ -489,6 +563,9 @@ impl FoldTask<'_> {
     ) -> Result<Step, Failure> {
         if !self.collect(state, lane, channels)? {
             return Ok(Step::Idle);
+        }
+        if state.done == 0 && !self.sends.is_empty() {
+            self.claim(state, lane, channels);
         }
         let left = self.count - state.done;
         let here = |b: &Option<Body>| matches!(b, Some(Body::Here { .. }));
@@ -532,6 +609,20 @@ impl FoldTask<'_> {
             state.ready += 1;
         }
         Ok(true)
+    }
+
+    /// Asks for the memory of those to whom the result is sent next.
+    fn claim(&self, state: &mut FoldState, lane: usize, channels: &mut Channels) {
+        let len = self.count * self.width(self.dst.wide);
+        for &peer in self.sends {
+            let of_peer = |term: &Operand| matches!(term, Operand::From { peer: p, .. } if *p == peer);
+            let term = self.terms.iter().position(of_peer);
+            let term = term.and_then(|at| state.bodies[at]);
+            if let Some(to) = channel(channels, peer * LANES + lane).claim(len, term) {
+                state.others.push(to);
+                state.claimed.push(peer);
+            }
+        }
     }
 
     /// Elements that can be done at once when nothing comes through slots.
@@ -621,14 +712,17 @@ impl FoldTask<'_> {
         // SAFETY: the sources are readable for `n` elements: own memory by the caller's promise, messages because
         // they have the expected length and stay until taken. The verifier has shown that destinations overlap
         // terms only exactly.
-        unsafe { self.store(dst, &mut state.sources, n) };
+        unsafe { self.store(dst, &mut state.sources, &state.others, state.done, n) };
         Ok(())
     }
 
+    /// Stores the next `n` elements, also where `others` have them after the first `done`.
+    ///
     /// # Safety
-    /// As for [`Kernel::fold`].
-    unsafe fn store(&self, dst: *mut u8, sources: &mut [Source], n: u64) {
-        let len = n * self.width(self.dst.wide);
+    /// As for [`Kernel::fold`]; `others` are as long as the whole result.
+    unsafe fn store(&self, dst: *mut u8, sources: &mut [Source], others: &[*mut u8], done: u64, n: u64) {
+        let width = self.width(self.dst.wide);
+        let len = n * width;
         let streams = self.segment.plan.streams && len >= STREAM_FROM;
         if self.plain_copy() {
             let from = sources[0].ptr;
@@ -646,9 +740,26 @@ impl FoldTask<'_> {
         let dst = Destination { ptr: dst, wide: self.dst.wide, finish: self.finish };
         // SAFETY: the caller's promise.
         unsafe {
-            match streams {
-                true => stream::fold(kernel, self.fold, sources, dst, n as usize),
-                false => kernel.fold(self.fold, sources, dst, n as usize),
+            if streams {
+                let others = (others, (done * width) as usize);
+                return stream::fold(kernel, self.fold, sources, dst, others, n as usize);
+            }
+            if others.is_empty() {
+                return kernel.fold(self.fold, sources, dst, n as usize);
+            }
+            let mut start = 0;
+            while start < n {
+                let m = (n - start).min(SPREAD_BYTES / width);
+                let to = Destination { ptr: dst.ptr.add((start * width) as usize), ..dst };
+                kernel.fold(self.fold, sources, to, m as usize);
+                for source in sources.iter_mut() {
+                    source.ptr = source.ptr.add((m * self.width(source.wide)) as usize);
+                }
+                for other in others {
+                    let at = ((done + start) * width) as usize;
+                    copy(to.ptr, other.add(at), (m * width) as usize);
+                }
+                start += m;
             }
         }
     }

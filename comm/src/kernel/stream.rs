@@ -30,11 +30,19 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     finish();
 }
 
-/// [`Kernel::fold`], stored past the caches.
+/// [`Kernel::fold`], stored past the caches, and the same bytes so far behind each of `others`.
 ///
 /// # Safety
-/// As for [`Kernel::fold`]. `terms` point behind what was read afterwards.
-pub unsafe fn fold(kernel: &Kernel, fold: &Fold, terms: &mut [Source], dst: Destination, count: usize) {
+/// As for [`Kernel::fold`]; `others` have room from there on and overlap nothing. `terms` point behind what was read
+/// afterwards.
+pub unsafe fn fold(
+    kernel: &Kernel,
+    fold: &Fold,
+    terms: &mut [Source],
+    dst: Destination,
+    (others, behind): (&[*mut u8], usize),
+    count: usize,
+) {
     let width = kernel.width(dst.wide);
     let mut block = Block([0; BLOCK]);
     let mut to = dst.ptr;
@@ -48,10 +56,13 @@ pub unsafe fn fold(kernel: &Kernel, fold: &Fold, terms: &mut [Source], dst: Dest
         unsafe {
             kernel.fold(fold, terms, aside, n);
             let bytes = n * width;
-            if to.addr().is_multiple_of(ALIGNMENT) && bytes.is_multiple_of(ALIGNMENT) {
-                lines(aside.ptr, to, bytes);
-            } else {
-                std::ptr::copy_nonoverlapping(aside.ptr, to, bytes);
+            let done = behind + to.offset_from_unsigned(dst.ptr);
+            for to in std::iter::once(to).chain(others.iter().map(|other| other.add(done))) {
+                if to.addr().is_multiple_of(ALIGNMENT) && bytes.is_multiple_of(ALIGNMENT) {
+                    lines(aside.ptr, to, bytes);
+                } else {
+                    std::ptr::copy_nonoverlapping(aside.ptr, to, bytes);
+                }
             }
             to = to.add(bytes);
             for term in terms.iter_mut() {
@@ -139,6 +150,7 @@ mod tests {
             for (start, count) in [(0, 0), (0, 1), (4, 1000), (32, 2048), (8, 9_999), (2 * size, 14_000)] {
                 let mut expected = vec![0u8; 60_100];
                 let mut streamed = expected.clone();
+                let mut other = vec![0u8; 60_200];
                 let at = |buffer: &mut Vec<u8>| Destination {
                     ptr: buffer[start..].as_mut_ptr(),
                     wide,
@@ -147,9 +159,11 @@ mod tests {
                 // SAFETY: all have room for `count` elements.
                 unsafe {
                     kernel.fold(&fold_of, &terms, at(&mut expected), count);
-                    fold(&kernel, &fold_of, &mut terms.clone(), at(&mut streamed), count);
+                    let others = [other.as_mut_ptr().add(13)];
+                    fold(&kernel, &fold_of, &mut terms.clone(), at(&mut streamed), (&others, start), count);
                 }
                 assert!(expected == streamed, "{data_type:?} wide {wide} from {start}, {count}");
+                assert!(expected == other[13..][..expected.len()]);
             }
         }
     }
