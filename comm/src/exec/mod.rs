@@ -5,9 +5,12 @@
 //! | [`stamp`] | what a call is, in 24 bytes: every message carries it, so that ranks that disagree find out |
 //! | [`layout`] | how the inbox is laid out that every rank has for every peer |
 //! | `memory` | the raw memory of inboxes and buffers |
-//! | `channel` | messages between two ranks in one lane: descriptors, slots, credits |
+//! | `channel` | messages between two ranks in one lane: descriptors, slots, credits, grants |
 //! | [`plan`] | a program, made ready to run: addresses resolved, waits numbered |
+//! | [`grants`] | when a message may be put where it belongs |
 //! | `run` | the loop that runs plans |
+//! | `sending` | what of a message is posted, and what became of it |
+//! | `combine` | one fold, as far as its messages have come |
 //! | `report` | what a rank tells its peers when it gives up |
 //! | `peers` | what they tell it, and whom it names |
 //! | [`engine`] | a communicator's channels, scratch and plans; reports failures to the peers |
@@ -19,13 +22,24 @@
 //! sender learns by the *credit* counter when it has. Otherwise the descriptor carries the data: up to
 //! [`layout::INLINE`] bytes beside its sequence number, in one cache line, else up to [`layout::SLOT_BYTES`] bytes
 //! in the slot. A sender out of slots waits for credit; the lane goes on meanwhile.
+//!
+//! # Straight to where it belongs
+//! A receiver that will only copy a long message *grants* its destination as soon as nothing else uses it, mostly at
+//! the beginning of the call. Over a network the sender then puts all that is left of the message there, at once.
+//! Where memory is mapped, a rank that reduces something and sends it next *claims* the grants and stores each block
+//! of the result in all destinations while the block is in the first-level cache: nobody reads it back. A receiver
+//! that gives up takes its grants back; if a sender that has claimed one does not end soon (it was stopped), the
+//! receiver takes the buffer out of the shared memory instead, so that nothing is written behind its back.
 
 pub(crate) mod channel;
+pub(crate) mod combine;
 pub mod engine;
+pub mod grants;
 pub mod layout;
 pub(crate) mod memory;
 pub(crate) mod peers;
 pub mod plan;
 pub(crate) mod report;
 pub(crate) mod run;
+pub(crate) mod sending;
 pub mod stamp;

@@ -2,28 +2,20 @@
 //!
 //! Everything that can go on at the same time is a [`Thread`]: a lane of a plan, or, in a group, several lanes one
 //! after the other. Nothing here blocks: [`Runner::step`] moves what can move, and whoever calls it waits in between.
-#![allow(unsafe_code)] // reads and writes the caller's buffers and mapped memory
+#![allow(unsafe_code)] // lends the caller's buffers to channels
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use nd_transport::{Part, Step, Ticket};
+use nd_transport::Step;
 
 use super::channel::{Body, Channel, Open};
+use super::combine::{FoldState, FoldTask};
+use super::grants::{Grant, LAND_FROM};
 use super::layout::LANES;
-use super::memory::copy;
-use super::plan::{Grant, LAND_FROM, Op, Operand, Place, Plan, Ready};
+use super::plan::{Op, Operand, Place, Plan, Ready};
+use super::sending::{Pending, Sent};
 use super::stamp::Stamp;
-use crate::kernel::{Destination, Kernel, Source, stream};
-
-/// What cross-memory attach reads at a time: small enough to be reduced while it is in the cache.
-const READ_BYTES: u64 = 128 << 10;
-
-/// Results that several ranks get are made in pieces of so many bytes, which stay in the first-level cache.
-const SPREAD_BYTES: u64 = 8 << 10;
-
-/// From this many bytes on, results that no cache would keep are stored past it.
-const STREAM_FROM: u64 = 64 << 10;
 
 /// Messages to one peer in one lane for which there is room from the start.
 const QUEUED: usize = 64;
@@ -89,7 +81,7 @@ pub struct Segment {
 unsafe impl Send for Segment {}
 
 impl Segment {
-    fn ptr(&self, place: Place, elements: u64) -> *mut u8 {
+    pub(super) fn ptr(&self, place: Place, elements: u64) -> *mut u8 {
         let offset = place.offset + elements * self.plan.widths[usize::from(place.wide)];
         self.memory[place.space].wrapping_add(offset as usize)
     }
@@ -119,53 +111,6 @@ struct Opened {
     op: usize,
     peer: usize,
     what: Open,
-}
-
-/// How far the current fold has come.
-#[derive(Debug, Default)]
-struct FoldState {
-    /// Elements done.
-    done: u64,
-    /// Terms whose data for the next elements are known to be there.
-    ready: usize,
-    /// Where the messages' data are.
-    bodies: Vec<Option<Body>>,
-    sources: Vec<Source>,
-    /// Where else the result is stored, and whose memory that is.
-    others: Vec<*mut u8>,
-    claimed: Vec<usize>,
-}
-
-// SAFETY: addresses that are used only while a runner steps.
-unsafe impl Send for FoldState {}
-
-/// A message that is not wholly posted.
-#[derive(Debug)]
-struct Pending {
-    message: usize,
-    stamp: Stamp,
-    ptr: *const u8,
-    registered: Option<u64>,
-    width: u64,
-    count: u64,
-    chunk: u64,
-    done: u64,
-    /// Its number among those to the peer in this lane.
-    number: u64,
-    /// The peer has it, and is to be told.
-    stored: bool,
-}
-
-/// What became of a message.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sent {
-    queue: usize,
-    posted: bool,
-    /// Whether the receiver reads this rank's memory.
-    remote: bool,
-    /// The number of descriptors posted up to and including its last.
-    until: u64,
-    ticket: Ticket,
 }
 
 /// Runs segments. Keeps its memory from run to run, so that a run does not allocate.
@@ -240,7 +185,7 @@ impl Runner {
             finished &= self.threads[t].item == self.threads[t].items.len();
         }
         moved |= self.pump(channels)?;
-        while self.complete < self.sent.len() && is_complete(&self.sent[self.complete], channels) {
+        while self.complete < self.sent.len() && self.sent[self.complete].is_complete(channels) {
             self.complete += 1;
             moved = true;
         }
@@ -263,7 +208,7 @@ impl Runner {
                 continue;
             };
             let first = self.first_message[s];
-            if !waits.iter().all(|m| is_complete(&self.sent[first + m], channels)) {
+            if !waits.iter().all(|m| self.sent[first + m].is_complete(channels)) {
                 return Ok(moved);
             }
             if thread.granted == thread.op {
@@ -472,295 +417,9 @@ impl Thread {
     }
 }
 
+/// The channel with this number: the peer's, times the lanes, plus the lane.
 #[inline]
-fn channel(channels: &mut Channels, queue: usize) -> &mut Channel {
+pub(super) fn channel(channels: &mut Channels, queue: usize) -> &mut Channel {
     let channel = channels[queue / LANES].as_mut().expect("programs send to other ranks only");
     &mut channel[queue % LANES]
-}
-
-#[inline]
-fn is_complete(sent: &Sent, channels: &mut Channels) -> bool {
-    sent.posted && {
-        let channel = channel(channels, sent.queue);
-        match sent.remote {
-            true => channel.consumed(sent.until),
-            // Written at once.
-            false => sent.ticket == Ticket::default() || channel.link().flushed(sent.ticket),
-        }
-    }
-}
-
-impl Pending {
-    /// Posts as much as there are slots for; whether that is all.
-    fn push(&mut self, channel: &mut Channel, sent: &mut Sent) -> Result<bool, Failure> {
-        let body = channel.route(self.ptr, self.registered, self.count * self.width);
-        while self.done < self.count {
-            if !channel.has_slot() {
-                return Ok(false);
-            }
-            if self.stored {
-                // SAFETY: it names no memory.
-                unsafe { channel.post(&self.stamp, Body::Placed { len: self.count * self.width })? };
-                break;
-            }
-            let ptr = self.ptr.wrapping_add((self.done * self.width) as usize);
-            if let Some(at) = channel.granted(self.number, self.count * self.width) {
-                let len = (self.count - self.done) * self.width;
-                let rest = Part { ptr, len: len as usize };
-                // SAFETY: as below.
-                sent.ticket = unsafe { channel.place(&self.stamp, rest, at + self.done * self.width)? };
-                break;
-            }
-            let (n, body) = if body.remote() {
-                (self.count, body)
-            } else {
-                let n = (self.count - self.done).min(self.chunk);
-                (n, Body::Here { ptr, len: n * self.width })
-            };
-            // SAFETY: the message's memory stays unchanged until it is complete: instructions that write it wait,
-            // and a run ends when all messages are complete.
-            sent.ticket = unsafe { channel.post(&self.stamp, body)? };
-            self.done += n;
-        }
-        sent.remote = body.remote();
-        sent.until = channel.posted();
-        sent.posted = true;
-        Ok(true)
-    }
-}
-
-impl FoldState {
-    fn reset(&mut self) {
-        (self.done, self.ready) = (0, 0);
-        self.bodies.clear();
-        self.others.clear();
-    }
-}
-
-/// A fold with the segment it belongs to.
-struct FoldTask<'a> {
-    segment: &'a Segment,
-    dst: Place,
-    finish: bool,
-    terms: &'a [Operand],
-    fold: &'a crate::fold::Fold,
-    count: u64,
-    sends: &'a [usize],
-}
-
-impl FoldTask<'_> {
-    fn width(&self, wide: bool) -> u64 {
-        self.segment.plan.widths[usize::from(wide)]
-    }
-
-    /// Does the next chunk, if all its data are there.
-    fn advance(
-        &self,
-        state: &mut FoldState,
-        lane: usize,
-        channels: &mut Channels,
-        staging: &mut Vec<u8>,
-    ) -> Result<Step, Failure> {
-        if !self.collect(state, lane, channels)? {
-            return Ok(Step::Idle);
-        }
-        if state.done == 0 && !self.sends.is_empty() {
-            self.claim(state, lane, channels);
-        }
-        let left = self.count - state.done;
-        let here = |b: &Option<Body>| matches!(b, Some(Body::Here { .. }));
-        let n = match state.bodies.iter().any(here) {
-            true => left.min(self.segment.plan.chunk),
-            false => left.min(self.bulk(&state.bodies)),
-        };
-        self.check(state, n)?;
-        self.combine(state, n, channels, staging)?;
-        state.done += n;
-        let last = state.done == self.count;
-        for (term, body) in self.terms.iter().zip(&mut state.bodies) {
-            if let (Operand::From { peer, .. }, Some(found)) = (term, &*body) {
-                let remote = found.remote();
-                let channel = channel(channels, peer * LANES + lane);
-                if last || !remote {
-                    channel.take(remote)?;
-                    *body = None;
-                }
-                if last {
-                    channel.end();
-                }
-            }
-        }
-        state.ready = 0;
-        Ok(if last { Step::Done } else { Step::Moved })
-    }
-
-    /// Looks for the messages' next descriptors; whether all are there.
-    fn collect(&self, state: &mut FoldState, lane: usize, channels: &mut Channels) -> Result<bool, Failure> {
-        state.bodies.resize(self.terms.len(), None);
-        while let Some(term) = self.terms.get(state.ready) {
-            if let (Operand::From { peer, .. }, None) = (term, &state.bodies[state.ready]) {
-                let ours = self.segment.stamp;
-                match channel(channels, peer * LANES + lane).peek(&ours) {
-                    Ok(Some(body)) => state.bodies[state.ready] = Some(body),
-                    Ok(None) => return Ok(false),
-                    Err(theirs) => return Err(Failure::Mismatch { peer: *peer, ours, theirs }),
-                }
-            }
-            state.ready += 1;
-        }
-        Ok(true)
-    }
-
-    /// Asks for the memory of those to whom the result is sent next.
-    fn claim(&self, state: &mut FoldState, lane: usize, channels: &mut Channels) {
-        let len = self.count * self.width(self.dst.wide);
-        for &peer in self.sends {
-            let of_peer = |term: &Operand| matches!(term, Operand::From { peer: p, .. } if *p == peer);
-            let term = self.terms.iter().position(of_peer);
-            let term = term.and_then(|at| state.bodies[at]);
-            if let Some(to) = channel(channels, peer * LANES + lane).claim(len, term) {
-                state.others.push(to);
-                state.claimed.push(peer);
-            }
-        }
-    }
-
-    /// Elements that can be done at once when nothing comes through slots.
-    fn bulk(&self, bodies: &[Option<Body>]) -> u64 {
-        let read = bodies.iter().any(|b| matches!(b, Some(Body::Address { .. })));
-        if read && !self.plain_copy() { READ_BYTES / self.width(true) } else { u64::MAX }
-    }
-
-    /// Whether the result is one message as it is.
-    fn plain_copy(&self) -> bool {
-        let wide = match self.terms {
-            [Operand::Own(place)] => place.wide,
-            [Operand::From { wide, .. }] => *wide,
-            _ => return false,
-        };
-        !self.finish && self.fold.ops().len() == 1 && self.width(wide) == self.width(self.dst.wide)
-    }
-
-    /// Whether the messages have the lengths that this rank expects.
-    fn check(&self, state: &FoldState, n: u64) -> Result<(), Failure> {
-        for (term, body) in self.terms.iter().zip(&state.bodies) {
-            if let (Operand::From { peer, wide }, Some(body)) = (term, body) {
-                let elements = if body.remote() { self.count } else { n };
-                let expected = elements * self.width(*wide);
-                if body.len() != expected {
-                    let (got, ours) = (body.len(), self.segment.stamp);
-                    return Err(Failure::Length { peer: *peer, ours, got, expected });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Combines `n` elements of all terms, whose data are there.
-    fn combine(
-        &self,
-        state: &mut FoldState,
-        n: u64,
-        channels: &mut Channels,
-        staging: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
-        let dst = self.segment.ptr(self.dst, state.done);
-        let mut staged = 0;
-        state.sources.clear();
-        for (term, body) in self.terms.iter().zip(&state.bodies) {
-            let (ptr, wide) = match (term, body) {
-                (Operand::Own(place), _) => (self.segment.ptr(*place, state.done).cast_const(), place.wide),
-                (Operand::From { peer, wide }, Some(body)) => {
-                    let at = state.done * self.width(*wide);
-                    let len = n * self.width(*wide);
-                    let link = channel(channels, peer * LANES).link();
-                    let ptr = match body {
-                        Body::Here { ptr, .. } => *ptr,
-                        // Granted only to ops that copy.
-                        Body::Placed { .. } => dst.cast_const(),
-                        Body::Window { offset, .. } => {
-                            let lost = || nd_transport::Error::Protocol {
-                                rank: *peer,
-                                what: format!("{len} bytes at {offset} of a region that cannot be mapped"),
-                            };
-                            link.map(offset + at, len).ok_or_else(lost)?.as_ptr().cast_const()
-                        }
-                        Body::Address { address, .. } => {
-                            let to = if self.plain_copy() {
-                                dst
-                            } else {
-                                let end = staged + len as usize;
-                                if staging.len() < self.terms.len() * READ_BYTES as usize {
-                                    staging.resize(self.terms.len() * READ_BYTES as usize, 0);
-                                }
-                                let to = staging[staged..end].as_mut_ptr();
-                                staged = end;
-                                to
-                            };
-                            // SAFETY: the destination or the staging has room; the sender keeps its memory unchanged
-                            // until the message is taken.
-                            unsafe { link.read(address + at, to, len as usize)? };
-                            to.cast_const()
-                        }
-                    };
-                    (ptr, *wide)
-                }
-                (Operand::From { .. }, None) => unreachable!("collected before"),
-            };
-            state.sources.push(Source { ptr, wide });
-        }
-        // SAFETY: the sources are readable for `n` elements: own memory by the caller's promise, messages because
-        // they have the expected length and stay until taken. The verifier has shown that destinations overlap
-        // terms only exactly.
-        unsafe { self.store(dst, &mut state.sources, &state.others, state.done, n) };
-        Ok(())
-    }
-
-    /// Stores the next `n` elements, also where `others` have them after the first `done`.
-    ///
-    /// # Safety
-    /// As for [`Kernel::fold`]; `others` are as long as the whole result.
-    unsafe fn store(&self, dst: *mut u8, sources: &mut [Source], others: &[*mut u8], done: u64, n: u64) {
-        let width = self.width(self.dst.wide);
-        let len = n * width;
-        let streams = self.segment.plan.streams && len >= STREAM_FROM;
-        if self.plain_copy() {
-            let from = sources[0].ptr;
-            // SAFETY: the caller's promise.
-            unsafe {
-                match streams {
-                    _ if from == dst.cast_const() => {}
-                    true => stream::copy(from, dst, len as usize),
-                    false => copy(from, dst, len as usize),
-                }
-            }
-            return;
-        }
-        let kernel: &Kernel = self.segment.plan.kernel.as_ref().expect("only reductions combine or convert");
-        let dst = Destination { ptr: dst, wide: self.dst.wide, finish: self.finish };
-        // SAFETY: the caller's promise.
-        unsafe {
-            if streams {
-                let others = (others, (done * width) as usize);
-                return stream::fold(kernel, self.fold, sources, dst, others, n as usize);
-            }
-            if others.is_empty() {
-                return kernel.fold(self.fold, sources, dst, n as usize);
-            }
-            let mut start = 0;
-            while start < n {
-                let m = (n - start).min(SPREAD_BYTES / width);
-                let to = Destination { ptr: dst.ptr.add((start * width) as usize), ..dst };
-                kernel.fold(self.fold, sources, to, m as usize);
-                for source in sources.iter_mut() {
-                    source.ptr = source.ptr.add((m * self.width(source.wide)) as usize);
-                }
-                for other in others {
-                    let at = ((done + start) * width) as usize;
-                    copy(to.ptr, other.add(at), (m * width) as usize);
-                }
-                start += m;
-            }
-        }
-    }
 }
