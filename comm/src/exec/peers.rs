@@ -22,6 +22,9 @@ const LISTENING: Duration = Duration::from_millis(200);
 /// What so many peers said is repeated.
 const HEARD: usize = 2;
 
+/// What is said of a rank that left.
+pub(crate) const DROPPED: &str = "it dropped its communicator while this rank still waits for it";
+
 /// Ranks as people look for them.
 pub(super) fn everyone(endpoint: &Endpoint, ranks: &[usize]) -> String {
     ranks.iter().map(|&r| endpoint.who(r)).collect::<Vec<_>>().join(", ")
@@ -85,8 +88,7 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
             None => {}
             Some(Report::Left) if !awaited.contains(&peer) => {}
             Some(Report::Left) => {
-                let why = "it dropped its communicator while this rank still waits for it".into();
-                return Err(Error::PeerFailed { rank, culprit: peer, why });
+                return Err(Error::PeerFailed { rank, culprit: peer, why: DROPPED.into() });
             }
             Some(Report::Failed { culprit, mut why }) => {
                 // Whoever gives up first may have waited for this rank, which waits for others.
