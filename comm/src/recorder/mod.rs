@@ -179,6 +179,9 @@ impl Recorder {
     /// The call waits for these, and has heard of those.
     pub fn waits(&self, awaited: &[usize], heard: Vec<usize>) {
         let Some(ring) = &self.ring else { return };
+        if let Some(track) = &self.track {
+            track.flush();
+        }
         let mut state = self.state();
         state.number = ring.newest();
         state.awaited.clear();

@@ -1,8 +1,8 @@
 //! Calls as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing: the array form of the Trace Event Format,
 //! complete events, one process a rank and one thread a communicator.
 //!
-//! Events are collected in memory of a fixed size and appended when that is full, when a second has passed since they last
-//! were, on failure and at the end. The format lets the closing bracket be missing, so what a killed program leaves can be
+//! Events are collected in memory of a fixed size and appended when that is full, with the first call after a tenth of
+//! a second, while a call waits, on failure and at the end. The format lets the closing bracket be missing, so what a killed program leaves can be
 //! read too.
 
 use std::fs::{File, OpenOptions};
@@ -20,7 +20,7 @@ use super::identity::Identity;
 /// Bytes of events that are held back at most, beside the one that is just written.
 const BUFFER: usize = 64 << 10;
 /// For how long.
-const HELD: Duration = Duration::from_secs(1);
+const HELD: Duration = Duration::from_millis(100);
 const END: &[u8] = b"\n]\n";
 /// Times in a file count from the last multiple of 28 days, in UTC: seconds. So files of one host lie on one line, and a
 /// float, which viewers read times as, still tells nanoseconds apart.
@@ -102,11 +102,20 @@ impl Track {
         let name = |what: &str, name: &str| {
             let event =
                 json!({"name": what, "ph": "M", "pid": track.process, "tid": thread, "args": {"name": name}});
-            track.file.append(|out| write!(out, "{event}"), false);
+            // At once, so that there is a file that can be read.
+            track.file.append(|out| write!(out, "{event}"), true);
         };
         name("process_name", &process);
         name("thread_name", &identity.communicator);
         Some(track)
+    }
+
+    /// Writes what was held back.
+    pub fn flush(&self) {
+        let mut output = self.file.output.lock().unwrap_or_else(PoisonError::into_inner);
+        if !output.broken && !output.buffer.is_empty() {
+            output.write();
+        }
     }
 
     /// Writes a call; `made` is when its communicator was made and `until` when it ended, ns.

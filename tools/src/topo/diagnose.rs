@@ -100,7 +100,7 @@ pub(super) fn run(args: &DiagnoseArgs) -> Result<()> {
         return put_json(path, &Answer { unreadable, diagnoses });
     }
     let paragraphs: Vec<String> = diagnoses.iter().map(paragraph).collect();
-    put(None, &(paragraphs.join("\n") + "\n"))
+    put(None, &paragraphs.join("\n"))
 }
 
 /// Where ranks of this environment write.

@@ -37,10 +37,17 @@ pub(super) fn lost(group: &Group<'_>) -> Vec<Finding> {
     let (_, witness) = by[0];
     let call = witness.current.as_ref().map(|c| &c.call);
     let mut text = format!(
-        "{} is gone: {} lost it{}. ",
+        "{} is gone: {} lost it{}{}. ",
         sentence(&group.name(*rank)),
         ranks(&witnesses),
         call.map(|c| format!(" in {}", numbered(c))).unwrap_or_default(),
+        match blamed(group, Kind::Told).get(rank) {
+            Some(told) => {
+                let told: Vec<usize> = told.iter().map(|(r, _)| *r).collect();
+                format!(", and {} heard of it from others", ranks(&told))
+            }
+            None => String::new(),
+        },
     );
     let saw = witness.failure.as_ref().map(|f| f.error.as_str()).unwrap_or_default();
     text += &format!("What was seen: {saw}. ");

@@ -94,7 +94,11 @@ pub fn diagnose(dumps: &[Dump]) -> Vec<Diagnosis> {
     for (g, diagnosis) in diagnoses.iter_mut().enumerate() {
         for finding in &mut diagnosis.findings {
             if matches!(finding.verdict, Verdict::NotEntered | Verdict::Late | Verdict::Silent) {
-                finding.text += &elsewhere(g, finding, &groups, &found);
+                let (text, held_up) = elsewhere(g, finding, &groups, &found);
+                finding.text += &text;
+                if !finding.culprits.iter().all(|c| held_up.contains(c)) {
+                    finding.culprits.retain(|c| !held_up.contains(c));
+                }
             }
         }
     }
@@ -127,10 +131,15 @@ fn findings(group: &Group<'_>) -> Vec<Finding> {
     found
 }
 
-/// Where the culprits are meanwhile: in calls of other communicators of the job.
-fn elsewhere(g: usize, finding: &Finding, groups: &[Group<'_>], found: &[Vec<Finding>]) -> String {
+/// Where the culprits are meanwhile, in calls of other communicators of the job, and which of them that holds up.
+fn elsewhere(
+    g: usize,
+    finding: &Finding,
+    groups: &[Group<'_>],
+    found: &[Vec<Finding>],
+) -> (String, Vec<usize>) {
     let group = &groups[g];
-    let mut text = String::new();
+    let (mut text, mut held_up) = (String::new(), Vec::new());
     for &culprit in finding.culprits.iter().take(group::LISTED) {
         let Some(process) = group.world_rank(culprit) else { continue };
         for (o, other) in groups.iter().enumerate().filter(|(o, other)| *o != g && other.job == group.job) {
@@ -141,12 +150,13 @@ fn elsewhere(g: usize, finding: &Finding, groups: &[Group<'_>], found: &[Vec<Fin
                 continue;
             };
             text += &format!(
-                " Meanwhile it waits in {} of communicator {}, as rank {} there, for {}.",
+                " Meanwhile rank {culprit} is held up in {} of communicator {}, where it is rank {} and waits for {}.",
                 group::numbered(&current.call),
                 other.communicator,
                 dump.rank,
                 other.names(&current.awaited),
             );
+            held_up.push(culprit);
             // Whoever is to blame there waits here?
             let blamed = found[o].iter().flat_map(|f| &f.culprits).filter_map(|&r| other.world_rank(r));
             let waits_here = |world_rank: usize| {
@@ -157,5 +167,5 @@ fn elsewhere(g: usize, finding: &Finding, groups: &[Group<'_>], found: &[Vec<Fin
             }
         }
     }
-    text
+    (text, held_up)
 }

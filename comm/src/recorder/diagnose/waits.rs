@@ -110,7 +110,7 @@ fn describe(
     let longest = waiting.iter().filter_map(|r| waiters.get(r)).max_by_key(|w| w.current.lasted_ns);
     let what = longest.map_or_else(|| "a call".to_owned(), |w| numbered(&w.current.call));
     let lasted = longest.map_or(0, |w| w.current.lasted_ns);
-    let (who, wait) = (ranks(&waiting), verb(waiting.len(), "waits", "wait"));
+    let who = ranks(&waiting);
     let waited = verb(waiting.len(), "has waited", "have waited");
     let (one, it) = (culprits.len() == 1, verb(culprits.len(), "it", "them"));
     let names = sentence(&group.names(culprits));
@@ -120,14 +120,12 @@ fn describe(
             verb(culprits.len(), "has", "have"),
             seconds(lasted),
         ),
-        Verdict::Late => format!(
-            "{names} came too late to {what}: {who} {} {} for {it}.",
-            verb(waiting.len(), "had waited", "had waited"),
-            seconds(lasted),
-        ),
+        Verdict::Late => {
+            format!("{names} came too late to {what}: {who} had waited {} for {it}.", seconds(lasted),)
+        }
         _ => format!(
-            "{names} left no file, while {who} {wait} for {it} in {what}, since {}: {} either in no call, stuck or at \
-             work outside of them, or killed from outside.",
+            "{names} left no file, and {who} waited {} for {it} in {what}: {} not in this call, but at work or stuck \
+             elsewhere, or killed from outside.",
             seconds(lasted),
             if one { "it is" } else { "they are" },
         ),
@@ -157,7 +155,7 @@ fn before(dump: &Dump, call: u32, which: &str) -> String {
     let at = moment(dump, done);
     match dump.call(call).filter(|_| call > 0) {
         Some(entered) => format!(
-            "{which} had finished {} at {at} by its own clock and entered call {call} {} later.",
+            "{which} had finished {}, at {at} by its own clock, and entered call {call} {} later.",
             numbered(last),
             seconds(entered.entered_ns.saturating_sub(done)),
         ),
