@@ -47,7 +47,7 @@ use crate::schedule::{Collective, Counts};
 use clock::{Clock, Ticks};
 use file::{Call, Current, FORMAT, Failure, Outcome, VERSION};
 pub(crate) use identity::{Identity, host_name};
-use ring::{Entry, Ring};
+use ring::{Entry, New, Ring};
 use trace::Track;
 
 /// Names of files begin with this.
@@ -153,19 +153,18 @@ impl Recorder {
     #[inline]
     pub fn enter(&self, calls: &[engine::Call], segments: &[Segment]) {
         let Some(ring) = &self.ring else { return };
-        for (call, segment) in calls.iter().zip(segments) {
-            let stamp = segment.stamp;
-            let now = stamp.count > SHORT || calls.len() > 1 || self.track.is_some();
-            ring.push(&Entry {
-                number: 0,
-                stamp,
-                peer: call.root,
-                sends: call.output.is_null(),
-                bytes: if let Counts::Equal(_) = call.counts { 0 } else { bytes(call) },
-                entered: if now { self.clock.ticks() } else { 0 },
-                done: 0,
-            });
+        if let ([call], [segment]) = (calls, segments) {
+            let late = segment.stamp.count <= SHORT && self.track.is_none();
+            ring.push(entry(call, segment), if late { 0 } else { self.clock.ticks() });
+        } else {
+            self.enter_all(ring, calls, segments);
         }
+    }
+
+    #[cold]
+    fn enter_all(&self, ring: &Ring, calls: &[engine::Call], segments: &[Segment]) {
+        let now = self.clock.ticks();
+        calls.iter().zip(segments).for_each(|(call, segment)| ring.push(entry(call, segment), now));
     }
 
     /// The call could not go on for now.
@@ -318,6 +317,16 @@ impl Recorder {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[inline]
+fn entry<'s>(call: &engine::Call, segment: &'s Segment) -> New<'s> {
+    New {
+        stamp: &segment.stamp,
+        peer: call.root,
+        sends: call.output.is_null(),
+        bytes: if let Counts::Equal(_) = call.counts { 0 } else { bytes(call) },
     }
 }
 

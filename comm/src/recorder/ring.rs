@@ -32,7 +32,7 @@ struct Line {
     number: AtomicU64,
     head: AtomicU64,
     count: AtomicU64,
-    /// Root, and above it peer and direction: see [`ends`].
+    /// Root, above it the peer (31 bits) and [`SENDS`].
     ends: AtomicU64,
     bytes: AtomicU64,
     entered: AtomicU64,
@@ -50,8 +50,13 @@ pub(super) struct Ring {
 
 const SENDS: u64 = 1 << 63;
 
-fn ends(entry: &Entry) -> u64 {
-    u64::from(entry.stamp.root) | u64::from(entry.peer) << 32 & !SENDS | if entry.sends { SENDS } else { 0 }
+/// A call that begins.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct New<'s> {
+    pub stamp: &'s Stamp,
+    pub peer: u32,
+    pub sends: bool,
+    pub bytes: u64,
 }
 
 impl Ring {
@@ -68,7 +73,7 @@ impl Ring {
 
     /// Puts a call in, over the oldest; its number is given here.
     #[inline]
-    pub fn push(&self, entry: &Entry) {
+    pub fn push(&self, call: New<'_>, entered: Ticks) {
         let number = self.newest() + 1;
         let at = match self.at.load(Ordering::Relaxed) + 1 {
             at if at >= self.lines.len() => 0,
@@ -77,11 +82,12 @@ impl Ring {
         let line = &self.lines[at];
         line.number.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
-        line.head.store(entry.stamp.head(), Ordering::Relaxed);
-        line.count.store(entry.stamp.count, Ordering::Relaxed);
-        line.ends.store(ends(entry), Ordering::Relaxed);
-        line.bytes.store(entry.bytes, Ordering::Relaxed);
-        line.entered.store(entry.entered, Ordering::Relaxed);
+        let ends = u64::from(call.stamp.root) | u64::from(call.peer) << 32 & !SENDS;
+        line.head.store(call.stamp.head(), Ordering::Relaxed);
+        line.count.store(call.stamp.count, Ordering::Relaxed);
+        line.ends.store(if call.sends { ends | SENDS } else { ends }, Ordering::Relaxed);
+        line.bytes.store(call.bytes, Ordering::Relaxed);
+        line.entered.store(entered, Ordering::Relaxed);
         line.done.store(0, Ordering::Relaxed);
         line.number.store(number, Ordering::Release);
         self.at.store(at, Ordering::Relaxed);
@@ -148,13 +154,18 @@ mod tests {
         Entry { number: 0, stamp, peer: sequence, sends: true, bytes: sequence.into(), entered: 0, done: 0 }
     }
 
+    fn push(ring: &Ring, entry: Entry) {
+        let Entry { stamp, peer, sends, bytes, entered, .. } = entry;
+        ring.push(New { stamp: &stamp, peer, sends, bytes }, entered);
+    }
+
     #[test]
     fn the_last_are_kept_in_order() {
         for len in [1, 3, 4] {
             let ring = Ring::new(len);
             assert_eq!(ring.entries(), []);
             for i in 1..=10 {
-                ring.push(&entry(i));
+                push(&ring, entry(i));
                 ring.waits(|| 7);
                 ring.waits(|| 8);
                 ring.done(1, 100 + u64::from(i));
@@ -169,7 +180,7 @@ mod tests {
     #[test]
     fn a_group_is_done_as_a_whole() {
         let ring = Ring::new(4);
-        (1..=6).for_each(|i| ring.push(&entry(i)));
+        (1..=6).for_each(|i| push(&ring, entry(i)));
         ring.done(3, 9);
         assert_eq!(ring.entries().iter().map(|e| e.done).collect::<Vec<_>>(), [0, 9, 9, 9]);
         assert_eq!(ring.last(2).map(|e| e.number).collect::<Vec<_>>(), [5, 6]);
@@ -182,7 +193,7 @@ mod tests {
     fn who_reads_meanwhile_sees_whole_entries() {
         let ring = Ring::new(8);
         std::thread::scope(|s| {
-            s.spawn(|| (1..=200_000).for_each(|i| ring.push(&entry(i))));
+            s.spawn(|| (1..=200_000).for_each(|i| push(&ring, entry(i))));
             while ring.newest() < 200_000 {
                 for e in ring.entries() {
                     let n = e.stamp.sequence;
