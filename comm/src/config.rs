@@ -26,6 +26,7 @@ pub use environment::Environment;
 pub use values::{Bad, algorithms, duration, nearest, ports, secret, size};
 
 use crate::cost::Calibration;
+use crate::recorder;
 use crate::rendezvous::Address;
 use crate::schedule::Reduction;
 use crate::{Error, Result};
@@ -87,6 +88,8 @@ pub struct Config {
     pub secret_file: Option<PathBuf>,
     /// `ND_RENDEZVOUS`: where rank 0 listens, stronger than the launcher's word.
     pub rendezvous: Option<Address>,
+    /// `ND_RECORDER_CALLS`, `ND_RECORDER_DIR`, `ND_TRACE`.
+    pub recorder: recorder::Settings,
     /// `ND_DEBUG`.
     pub debug: LevelFilter,
     /// What to tell the user, once: names that mean nothing here, misspelt ones.
@@ -146,6 +149,7 @@ impl Default for Config {
             secret: None,
             secret_file: None,
             rendezvous: None,
+            recorder: recorder::Settings::default(),
             debug: LevelFilter::WARN,
             warnings: Vec::new(),
             sources: BTreeMap::new(),

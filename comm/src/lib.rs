@@ -16,6 +16,7 @@
 //! | [`choose`] | which algorithm performs a call — *pure* |
 //! | [`exec`] | runs schedules on host memory |
 //! | [`communicator`] | the calls |
+//! | [`recorder`] | the last calls of each communicator, traces, and who is to blame |
 //! | [`buffer`] | memory that peers reach without a copy |
 
 pub mod buffer;
@@ -29,6 +30,7 @@ pub mod fold;
 pub mod kernel;
 pub mod launch;
 pub mod number;
+pub mod recorder;
 pub mod rendezvous;
 pub mod schedule;
 

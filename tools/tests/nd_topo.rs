@@ -145,7 +145,7 @@ fn pictures_graphs_and_help() {
     ]);
     assert!(std::fs::read_to_string(&svg).unwrap().contains("2 groups of tp=4"));
     assert!(good(&["export", "--from", "dgx-a100", "--format", "dot"]).starts_with("graph topology {"));
-    for command in ["show", "paths", "search", "place", "export"] {
+    for command in ["show", "paths", "search", "place", "export", "diagnose"] {
         assert!(good(&[command, "--help"]).contains("Examples:"), "{command}");
     }
     assert!(good(&["machines"]).contains("NVIDIA DGX H100"));

@@ -34,6 +34,7 @@ use crate::cost::hosts::Machines;
 use crate::error::{Error, Result};
 use crate::exec::engine::{Call, Engine};
 use crate::number::{DataType, Element, ReduceOp};
+use crate::recorder::Recorder;
 use crate::schedule::{Alias, Collective, Counts, Layout};
 use arguments::Arguments;
 use worker::Worker;
@@ -58,6 +59,7 @@ struct Shared {
     timeout: Duration,
     /// The secret of this group's connections, from which those of its parts are derived.
     secret: nd_transport::secure::Secret,
+    recorder: Arc<Recorder>,
     worker: Worker,
 }
 
@@ -85,11 +87,21 @@ impl Communicator {
         secret: nd_transport::secure::Secret,
         chooser: Chooser,
         timeout: Duration,
+        recorder: Recorder,
     ) -> Communicator {
         let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
         let region = endpoint.region().clone();
         let aborted = Arc::new(AtomicBool::new(false));
-        let engine = Engine::new(endpoint, inbox, inboxes, chooser.clone(), timeout, aborted.clone());
+        let recorder = Arc::new(recorder);
+        let engine = Engine::new(
+            endpoint,
+            inbox,
+            inboxes,
+            chooser.clone(),
+            timeout,
+            aborted.clone(),
+            recorder.clone(),
+        );
         let shared = Shared {
             rank,
             world_size,
@@ -99,6 +111,7 @@ impl Communicator {
             chooser,
             timeout,
             secret,
+            recorder,
             worker: Worker::new(rank, engine, aborted),
         };
         Communicator { shared: Arc::new(shared) }
@@ -202,6 +215,27 @@ impl Communicator {
         }
         self.shared.worker.with_engine(|engine| engine.set_costs(Arc::new(costs)));
         Ok(())
+    }
+
+    /// Writes the last calls of this rank to a file, whole or not at all, as JSON that `nd-topo diagnose` reads beside those
+    /// of the other ranks: for programs that want to know why a call takes so long, from any thread. On failure it is
+    /// written by itself: see [`recorder`](crate::recorder).
+    ///
+    /// # Errors
+    /// When the recorder is switched off (`ND_RECORDER_CALLS=0`) or the file cannot be written.
+    pub fn dump_recorder(&self, path: impl AsRef<std::path::Path>) -> Result<()> {
+        let (rank, path) = (self.rank(), path.as_ref());
+        if !self.shared.recorder.keeps() {
+            return Err(Error::InvalidArgument {
+                rank,
+                call: "dump_recorder",
+                problem: "ND_RECORDER_CALLS is 0, so nothing was recorded".into(),
+                remedy: "set it to the number of calls to keep, such as 256".into(),
+            });
+        }
+        let what = format!("writing {}", path.display());
+        let failed = |source| Error::Transport { rank, source: nd_transport::Error::System { what, source } };
+        self.shared.recorder.save(path, true).map_err(failed)
     }
 
     fn arguments(&self) -> Arguments {

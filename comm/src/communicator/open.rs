@@ -15,6 +15,7 @@ use crate::cost::{Calibration, calibration};
 use crate::error::{Error, Result};
 use crate::exec::layout;
 use crate::launch::Launch;
+use crate::recorder::{self, Folder, Identity, Peer, Recorder, host_name};
 use crate::rendezvous::{Joined, Meeting, UniqueId, join_with};
 use crate::schedule::{self, Collective};
 
@@ -62,12 +63,17 @@ impl Communicator {
         nd_transport::local::group(n, &config.transport)
             .map_err(|source| Error::Transport { rank: 0, source })?
             .into_iter()
-            .map(|endpoint| Communicator::on(endpoint, secret.clone(), chooser.clone(), config.timeout))
+            .map(|endpoint| {
+                let peer = |rank| Peer { rank, world_rank: rank, host: host_name(), pid: std::process::id() };
+                let identity = Identity::world(endpoint.rank(), (0..n).map(peer).collect(), &secret);
+                let recorder = Recorder::new(identity, &config.recorder.of_threads());
+                Communicator::on_with(endpoint, secret.clone(), chooser.clone(), config.timeout, recorder)
+            })
             .collect()
     }
 
     /// On a new endpoint, all of whose ranks do this at the same time, so that their first windows have the same
-    /// place.
+    /// place. The recorder writes nothing by itself.
     pub fn on(
         endpoint: Endpoint,
         secret: Secret,
@@ -75,12 +81,29 @@ impl Communicator {
         timeout: Duration,
     ) -> Result<Communicator> {
         let rank = endpoint.rank();
+        let peer = |r| match r == rank {
+            true => Peer { rank: r, world_rank: r, host: host_name(), pid: std::process::id() },
+            false => Peer { rank: r, world_rank: r, host: String::new(), pid: 0 },
+        };
+        let identity = Identity::world(rank, (0..endpoint.world_size()).map(peer).collect(), &secret);
+        let settings = recorder::Settings { folder: Folder::Nowhere, ..recorder::Settings::default() };
+        Communicator::on_with(endpoint, secret, chooser, timeout, Recorder::new(identity, &settings))
+    }
+
+    fn on_with(
+        endpoint: Endpoint,
+        secret: Secret,
+        chooser: Chooser,
+        timeout: Duration,
+        recorder: Recorder,
+    ) -> Result<Communicator> {
+        let rank = endpoint.rank();
         let inbox = endpoint
             .region()
             .alloc(layout::inbox_len(endpoint.world_size()), true)
             .map_err(|source| Error::Transport { rank, source })?;
         let inboxes = vec![inbox.offset(); endpoint.world_size()];
-        Ok(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout))
+        Ok(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout, recorder))
     }
 
     fn open(meeting: Meeting, rank: usize, world_size: usize, config: &Config) -> Result<Communicator> {
@@ -119,10 +142,18 @@ impl Communicator {
             })
             .collect::<Result<Vec<Joining>>>()?;
         let chooser = Chooser { costs: agreed(&cards, rank)?.or(chooser.costs), ..chooser };
-        let cards = cards.into_iter().map(|joining| joining.card).collect();
+        let cards: Vec<Card> = cards.into_iter().map(|joining| joining.card).collect();
+        let peer = |(rank, card): (usize, &Card)| Peer {
+            rank,
+            world_rank: rank,
+            host: card.host_name.clone(),
+            pid: card.pid,
+        };
+        let identity = Identity::world(rank, cards.iter().enumerate().map(peer).collect(), &secret);
+        let recorder = Recorder::new(identity, &config.recorder);
         let opening = opening.expect("whoever joined has given a card");
         let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(failed)?;
-        Communicator::on(endpoint, secret, chooser, config.timeout)
+        Communicator::on_with(endpoint, secret, chooser, config.timeout, recorder)
     }
 }
 

@@ -36,6 +36,7 @@ impl Communicator {
         members.sort_unstable();
         let members: Vec<usize> = members.into_iter().map(|m| m.1).collect();
 
+        let recorder = self.shared.recorder.part(color, &members);
         let rank = self.rank();
         let failed = |source| Error::Transport { rank, source };
         let begun = match members.is_empty() {
@@ -55,7 +56,7 @@ impl Communicator {
             .as_ref()
             .map(|(inbox, deriving)| MemberCard { card: deriving.card().clone(), inbox: inbox.offset() });
         let mut cards = self.exchange(&mine)?;
-        let Some((inbox, deriving)) = begun else { return Ok(None) };
+        let (Some((inbox, deriving)), Some(recorder)) = (begun, recorder) else { return Ok(None) };
         let cards: Vec<MemberCard> = members
             .iter()
             .map(|&m| cards[m].take().expect("who has a color tells how to reach it"))
@@ -69,7 +70,8 @@ impl Communicator {
             .with_engine(|engine| deriving.connect(engine.endpoint(), &derived, &secret))
             .map_err(failed)?;
         let chooser = self.shared.chooser.clone();
-        Ok(Some(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, self.shared.timeout)))
+        let timeout = self.shared.timeout;
+        Ok(Some(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout, recorder)))
     }
 
     /// Every rank's value, by rank.

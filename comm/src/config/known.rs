@@ -7,6 +7,7 @@ use nd_transport::{Choice, Family};
 use super::values::{self, Bad, bad};
 use super::{Auth, Config};
 use crate::cost::Calibration;
+use crate::recorder::{Folder, Pattern};
 use crate::rendezvous::Address;
 use crate::schedule::Reduction;
 
@@ -171,6 +172,51 @@ pub(super) const KNOWN: &[Known] = &[
         "what to log: off, error, warn, info, debug, trace",
     )
     .nccl("NCCL_DEBUG", same),
+    known(
+        "ND_RECORDER_CALLS",
+        "256",
+        |c, v| match v.parse::<usize>() {
+            Ok(calls) if calls <= values::RECORDER_MAX => {
+                c.recorder.calls = calls;
+                Ok(())
+            }
+            Ok(_) => bad(
+                format!("above {}", values::RECORDER_MAX),
+                "write how many calls to keep, such as 256; ND_TRACE=FILE writes all",
+            ),
+            Err(_) => bad("not a number of calls", "write how many to keep, such as 256; 0: none"),
+        },
+        |c| c.recorder.calls.to_string(),
+        "how many of its last calls each communicator keeps, to be written when it fails; 0: none",
+    ),
+    known(
+        "ND_RECORDER_DIR",
+        "",
+        |c, v| {
+            c.recorder.folder = if v == "none" { Folder::Nowhere } else { Folder::At(v.into()) };
+            Ok(())
+        },
+        |c| match &c.recorder.folder {
+            Folder::Temporary => String::new(),
+            Folder::Nowhere => "none".into(),
+            Folder::At(path) => path.display().to_string(),
+        },
+        "the folder for what a rank that fails writes, one file a communicator, for nd-topo diagnose; empty: the system's \
+         temporary folder; none: nothing is written",
+    ),
+    known(
+        "ND_TRACE",
+        "",
+        |c, v| match Pattern::new(v) {
+            Ok(pattern) => {
+                c.recorder.trace = Some(pattern);
+                Ok(())
+            }
+            Err((problem, remedy)) => bad(problem, remedy),
+        },
+        |c| or_empty(&c.recorder.trace, |p| p.as_str().to_owned()),
+        "a file for a trace of all calls, for Perfetto; %r stands for the rank, %p for the process, %h for the host",
+    ),
     known(
         "ND_TRANSPORT",
         "auto",

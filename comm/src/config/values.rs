@@ -23,6 +23,9 @@ pub(super) fn bad<T>(problem: impl Into<String>, remedy: impl Into<String>) -> R
     Err(Bad { problem: problem.into(), remedy: remedy.into() })
 }
 
+/// How many calls a recorder keeps at most: 4 MiB of memory for each communicator.
+pub(super) const RECORDER_MAX: usize = 65536;
+
 /// `90`, `90s`, `1.5h`, `10m`, `250ms`.
 pub fn duration(text: &str) -> Result<Duration, Bad> {
     let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());

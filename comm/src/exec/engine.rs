@@ -22,6 +22,7 @@ use crate::cost::hosts::{Cores, Machines};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::number::{DataType, ReduceOp};
+use crate::recorder::Recorder;
 use crate::schedule::{
     Alias, Collective, Counts, Instruction, Layout, MAX_LANES, Program, Shape, Space, Span, algorithms,
 };
@@ -113,17 +114,19 @@ pub struct Engine {
     failed: Option<String>,
     timeout: Duration,
     aborted: Arc<AtomicBool>,
+    recorder: Arc<Recorder>,
 }
 
 impl Engine {
     /// On an endpoint; `inboxes` tells where each rank's inboxes begin in its region (`inbox` is this rank's).
-    pub fn new(
+    pub(crate) fn new(
         endpoint: Endpoint,
         inbox: Window,
         inboxes: &[u64],
         chooser: Chooser,
         timeout: Duration,
         aborted: Arc<AtomicBool>,
+        recorder: Arc<Recorder>,
     ) -> Engine {
         let me = endpoint.rank();
         let channel = |peer: usize, lane: usize| {
@@ -158,6 +161,7 @@ impl Engine {
             failed: None,
             timeout,
             aborted,
+            recorder,
             endpoint,
         }
     }
@@ -194,7 +198,12 @@ impl Engine {
             self.segments.clear();
             self.scratch.clear();
         }
-        result.inspect_err(|e| self.fail(e))
+        result.inspect_err(|e| {
+            self.fail(e);
+            if self.failed.is_some() {
+                self.recorder.failed(e);
+            }
+        })
     }
 
     /// # Safety
@@ -473,14 +482,19 @@ impl Engine {
                 (lane, lane)
             }
         };
+        self.recorder.enter(calls, segments);
         self.runner.prepare(segments, self.channels.len(), place);
         let Engine { endpoint, channels, runner, .. } = self;
         let runner = std::cell::RefCell::new(runner);
         let channels = std::cell::RefCell::new(channels);
-        let (aborted, timeout) = (&self.aborted, self.timeout);
+        let (aborted, timeout, recorder) = (&self.aborted, self.timeout, &self.recorder);
         let look = || {
             // SAFETY: the segments are those that were prepared; their memory by the caller's promise.
-            unsafe { runner.borrow_mut().step(segments, &mut channels.borrow_mut()) }
+            let step = unsafe { runner.borrow_mut().step(segments, &mut channels.borrow_mut()) };
+            if let Ok(Step::Idle) = step {
+                recorder.idle();
+            }
+            step
         };
         let tick = || {
             if aborted.load(Ordering::Relaxed) {
@@ -488,10 +502,12 @@ impl Engine {
                 return Err(Error::Failed { rank: endpoint.rank(), why }.into());
             }
             let awaited = runner.borrow().awaited(segments);
+            recorder.waits(&awaited, runner.borrow().heard(segments));
             Ok(reports(endpoint, &channels.borrow(), &awaited)?)
         };
         let waited = endpoint.wait(timeout, look, tick);
         if !matches!(waited, Ok(true)) {
+            recorder.waits(&runner.borrow().awaited(segments), runner.borrow().heard(segments));
             let storing = runner.borrow_mut().give_up(&mut channels.borrow_mut());
             settle(endpoint, &mut channels.borrow_mut(), storing);
         }
@@ -503,6 +519,7 @@ impl Engine {
             e => failure(endpoint, e),
         })?;
         if done {
+            self.recorder.done(segments.len());
             return Ok(());
         }
         let awaited = runner.borrow().awaited(segments);

@@ -28,6 +28,9 @@ const STORING_THREAD: Duration = Duration::from_secs(10);
 /// What so many peers said is repeated.
 const HEARD: usize = 2;
 
+/// What is said of a rank that left.
+pub(crate) const DROPPED: &str = "it dropped its communicator while this rank still waits for it";
+
 /// Waits for the peers that store in this rank's memory. What one of them may still write that cannot be waited for is
 /// taken out of its reach.
 pub(super) fn settle(endpoint: &Endpoint, channels: &mut Channels, mut storing: Vec<Storing>) {
@@ -117,8 +120,7 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
             None => {}
             Some(Report::Left) if !awaited.contains(&peer) => {}
             Some(Report::Left) => {
-                let why = "it dropped its communicator while this rank still waits for it".into();
-                return Err(Error::PeerFailed { rank, culprit: peer, why });
+                return Err(Error::PeerFailed { rank, culprit: peer, why: DROPPED.into() });
             }
             Some(Report::Failed { culprit, mut why }) => {
                 // Whoever gives up first may have waited for this rank, which waits for others.

@@ -356,6 +356,34 @@ impl Runner {
     }
 }
 
+impl Runner {
+    /// The peers from which something has come in this run.
+    pub fn heard(&self, segments: &[Segment]) -> Vec<usize> {
+        let mut peers = Vec::new();
+        for thread in &self.threads[..self.running] {
+            for (i, &(s, lane)) in thread.items.iter().enumerate().take(thread.item + 1) {
+                let whole = if i < thread.item { usize::MAX } else { thread.op };
+                for (o, ready) in
+                    segments[s].plan.lanes[lane].iter().enumerate().take(whole.saturating_add(1))
+                {
+                    let Op::Fold { terms, .. } = &ready.op else { continue };
+                    let come = match o < whole || thread.fold.done > 0 {
+                        true => terms.len(),
+                        false => thread.fold.ready,
+                    };
+                    peers.extend(terms[..come].iter().filter_map(|term| match term {
+                        Operand::From { peer, .. } => Some(*peer),
+                        Operand::Own(_) => None,
+                    }));
+                }
+            }
+        }
+        peers.sort_unstable();
+        peers.dedup();
+        peers
+    }
+}
+
 /// A peer that stores a message in this rank's memory.
 #[derive(Debug)]
 pub struct Storing {

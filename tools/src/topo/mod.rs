@@ -1,6 +1,7 @@
 //! `nd-topo`: the command over `nd-topology`. One file for each subcommand; this one has the arguments and what they
 //! share.
 
+mod diagnose;
 mod env;
 mod load_picture;
 mod paths;
@@ -43,6 +44,8 @@ const EXAMPLES: &str = "Examples:
       the machines of the library
   nd-topo env socket
       settings about sockets: value, where it came from, meaning
+  nd-topo diagnose /shared/run7
+      who is to blame, by what the ranks wrote when they failed
 
 Files that are read: NCCL and RCCL topology XML, hwloc 2 XML, the text of
 `nvidia-smi topo -m`, this program's JSON, and machines in TOML
@@ -80,6 +83,9 @@ enum Command {
     Export(ExportArgs),
     /// List every setting with its value, where that came from, and what it means
     Env(env::EnvArgs),
+    /// Name the rank that is to blame, by the files that ranks wrote when they failed
+    #[command(after_help = diagnose::EXAMPLES)]
+    Diagnose(diagnose::DiagnoseArgs),
     /// List the machines of the library, or print the description of one
     Machines {
         /// A machine's name
@@ -217,6 +223,7 @@ fn command(args: Args) -> Result<()> {
         Command::Simulate(a) => simulate::run(&a),
         Command::Export(a) => export(&a),
         Command::Env(a) => env::run(&a),
+        Command::Diagnose(a) => diagnose::run(&a),
         Command::Machines { name, json } => machines(name.as_deref(), json.as_deref()),
     }
 }
@@ -341,7 +348,12 @@ mod tests {
 
     #[test]
     fn help_fits_a_narrow_terminal() {
-        for line in EXAMPLES.lines().chain(MEASURED.lines()).chain(place::EXAMPLES.lines()) {
+        for line in EXAMPLES
+            .lines()
+            .chain(MEASURED.lines())
+            .chain(place::EXAMPLES.lines())
+            .chain(diagnose::EXAMPLES.lines())
+        {
             assert!(line.chars().count() <= 80, "{line}");
         }
     }

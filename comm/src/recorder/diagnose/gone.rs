@@ -1,0 +1,153 @@
+//! Ranks that are gone, left, or failed by themselves.
+
+use std::collections::BTreeMap;
+
+use super::super::file::{Dump, Kind};
+use super::group::{Group, finding, numbered, ranks, sentence, verb};
+use super::{Finding, Verdict};
+
+/// Failures of a kind that name another rank, by that rank: who names it.
+fn blamed<'d>(group: &Group<'d>, kind: Kind) -> BTreeMap<usize, Vec<(usize, &'d Dump)>> {
+    let mut blamed: BTreeMap<usize, Vec<(usize, &Dump)>> = BTreeMap::new();
+    for (&rank, &dump) in &group.dumps {
+        let peer = dump.failure.as_ref().filter(|f| f.kind == kind).and_then(|f| f.peer);
+        if let Some(peer) = peer.filter(|p| *p < group.world_size && *p != rank) {
+            blamed.entry(peer).or_default().push((rank, dump));
+        }
+    }
+    blamed
+}
+
+fn call_of(dump: &Dump) -> u32 {
+    dump.current.as_ref().map_or_else(|| dump.entered(), |c| c.call.call)
+}
+
+/// Processes that died or were cut off. Who has written why it failed was not lost first.
+pub(super) fn lost(group: &Group<'_>) -> Vec<Finding> {
+    let told = |rank: &usize| group.dumps.get(rank).is_some_and(|d| d.failure.is_some());
+    let mut lost: Vec<(usize, Vec<(usize, &Dump)>)> =
+        blamed(group, Kind::Lost).into_iter().filter(|(rank, _)| !told(rank)).collect();
+    // Told by others who were told by someone else, whose file is missing.
+    lost.sort_by_key(|(rank, by)| {
+        let first = by.iter().map(|(_, dump)| call_of(dump)).min().unwrap_or(0);
+        (first, std::cmp::Reverse(by.len()), *rank)
+    });
+    let Some((rank, by)) = lost.first() else { return Vec::new() };
+    let witnesses: Vec<usize> = by.iter().map(|(r, _)| *r).collect();
+    let (_, witness) = by[0];
+    let call = witness.current.as_ref().map(|c| &c.call);
+    let mut text = format!(
+        "{} is gone: {} lost it{}{}. ",
+        sentence(&group.name(*rank)),
+        ranks(&witnesses),
+        call.map(|c| format!(" in {}", numbered(c))).unwrap_or_default(),
+        match blamed(group, Kind::Told).get(rank) {
+            Some(told) => {
+                let told: Vec<usize> = told.iter().map(|(r, _)| *r).collect();
+                format!(", and {} heard of it from others", ranks(&told))
+            }
+            None => String::new(),
+        },
+    );
+    let saw = witness.failure.as_ref().map(|f| f.error.as_str()).unwrap_or_default();
+    text += &format!("What was seen: {saw}. ");
+    let heard: Vec<usize> = group
+        .unfinished()
+        .filter(|(_, _, c)| Some(c.call.call) == call.map(|c| c.call) && c.heard.contains(rank))
+        .map(|(r, _, _)| r)
+        .collect();
+    if !heard.is_empty() {
+        text += &format!("{} had still heard of it in this call. ", sentence(&ranks(&heard)));
+    } else if let Some(seen) = group.last_seen(*rank) {
+        text += &format!("It took part in {}, and nobody heard of it afterwards. ", numbered(seen));
+    }
+    text += "It left no file, so it did not fail in a call: it was killed or crashed, or its host or network went away. \
+             Look at its own last words, and for the kernel's (dmesg, out of memory).";
+    if lost.len() > 1 {
+        let others: Vec<usize> = lost[1..].iter().map(|(r, _)| *r).collect();
+        text += &format!(
+            " {} {} lost too, in the same call or later.",
+            sentence(&ranks(&others)),
+            verb(others.len(), "was", "were")
+        );
+    }
+    vec![finding(Verdict::Lost, vec![*rank], call.map_or(0, |c| c.call), text)]
+}
+
+/// Communicators that were dropped while others still used them.
+pub(super) fn left(group: &Group<'_>) -> Vec<Finding> {
+    let mut left: Vec<_> = blamed(group, Kind::Left).into_iter().collect();
+    left.sort_by_key(|(rank, by)| (by.iter().map(|(_, dump)| call_of(dump)).min(), *rank));
+    let Some((rank, by)) = left.first() else { return Vec::new() };
+    let witnesses: Vec<usize> = by.iter().map(|(r, _)| *r).collect();
+    let call = by[0].1.current.as_ref().map(|c| &c.call);
+    let mut text = format!(
+        "{} dropped its communicator, while {} still {} for it{}: its program ended too early, or makes fewer calls.",
+        sentence(&group.name(*rank)),
+        ranks(&witnesses),
+        verb(witnesses.len(), "waits", "wait"),
+        call.map(|c| format!(" in {}", numbered(c))).unwrap_or_default(),
+    );
+    if let Some(seen) = group.last_seen(*rank) {
+        text += &format!(" It took part in {}.", numbered(seen));
+    }
+    vec![finding(Verdict::Left, vec![*rank], call.map_or(0, |c| c.call), text)]
+}
+
+/// Ranks on which something went wrong that is nobody else's fault.
+pub(super) fn failed(group: &Group<'_>) -> Vec<Finding> {
+    let own =
+        |dump: &Dump| dump.failure.as_ref().is_some_and(|f| matches!(f.kind, Kind::Other | Kind::Aborted));
+    let mut failed: Vec<(usize, &Dump)> =
+        group.dumps.iter().filter(|(_, d)| own(d)).map(|(&r, &d)| (r, d)).collect();
+    let aborted = |d: &Dump| d.failure.as_ref().is_some_and(|f| f.kind == Kind::Aborted);
+    failed.sort_by_key(|(rank, dump)| (aborted(dump), call_of(dump), *rank));
+    let Some((rank, dump)) = failed.first() else { return Vec::new() };
+    let call = dump.current.as_ref().map(|c| format!(" in {}", numbered(&c.call))).unwrap_or_default();
+    let why = dump.failure.as_ref().map(|f| f.error.as_str()).unwrap_or_default();
+    let mut text = format!("{} failed by itself{call}: {why}.", sentence(&group.name(*rank)));
+    if failed.len() > 1 {
+        let others: Vec<usize> = failed[1..].iter().map(|(r, _)| *r).collect();
+        text += &format!(" So did {}, in the same call or later.", ranks(&others));
+    }
+    vec![finding(Verdict::Failed, vec![*rank], call_of(dump), text)]
+}
+
+/// What others were told of a rank that left no file.
+pub(super) fn told(group: &Group<'_>) -> Vec<Finding> {
+    for kind in [Kind::Told, Kind::Lost, Kind::Timeout] {
+        let mut told: Vec<_> = blamed(group, kind).into_iter().collect();
+        told.sort_by_key(|(rank, by)| (group.dumps.contains_key(rank), std::cmp::Reverse(by.len()), *rank));
+        if let Some((rank, by)) = told.first() {
+            let witnesses: Vec<usize> = by.iter().map(|(r, _)| *r).collect();
+            let why = by[0].1.failure.as_ref().map(|f| f.error.as_str()).unwrap_or_default();
+            let text = format!(
+                "{} failed first, by the word of {}: {why}.",
+                sentence(&group.name(*rank)),
+                ranks(&witnesses)
+            );
+            return vec![finding(Verdict::Failed, vec![*rank], call_of(by[0].1), text)];
+        }
+    }
+    // A failure that fits nothing above is shown as it is.
+    let first = group.dumps.iter().find_map(|(&rank, &dump)| Some((rank, dump, dump.failure.as_ref()?)));
+    first.map_or_else(Vec::new, |(rank, dump, failure)| {
+        let text = format!("{} failed: {}.", sentence(&group.name(rank)), failure.error);
+        vec![finding(Verdict::Failed, vec![rank], call_of(dump), text)]
+    })
+}
+
+/// Nothing is wrong.
+pub(super) fn fine(group: &Group<'_>) -> Finding {
+    let with: Vec<usize> = group.dumps.keys().copied().collect();
+    let entered: Vec<u32> = group.dumps.values().map(|d| d.entered()).collect();
+    let (least, most) =
+        (entered.iter().min().copied().unwrap_or(0), entered.iter().max().copied().unwrap_or(0));
+    let calls = match (least, most) {
+        (_, 0) => "made no call that all make".into(),
+        (a, b) if a == b => format!("made the same {b} calls"),
+        (a, b) => format!("made {a} to {b} calls"),
+    };
+    let text = format!("Nothing wrong found: {} {calls}, and none of them failed or waits.", ranks(&with));
+    finding(Verdict::Fine, Vec::new(), 0, text)
+}
