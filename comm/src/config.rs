@@ -85,6 +85,8 @@ pub struct Config {
     pub secret: Option<Secret>,
     /// `ND_SECRET_FILE`.
     pub secret_file: Option<PathBuf>,
+    /// `ND_JOB`.
+    pub job: String,
     /// `ND_RENDEZVOUS`: where rank 0 listens, stronger than the launcher's word.
     pub rendezvous: Option<Address>,
     /// `ND_DEBUG`.
@@ -145,6 +147,7 @@ impl Default for Config {
             auth: Auth::default(),
             secret: None,
             secret_file: None,
+            job: String::new(),
             rendezvous: None,
             debug: LevelFilter::WARN,
             warnings: Vec::new(),
