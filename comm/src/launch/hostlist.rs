@@ -20,7 +20,7 @@ pub fn tasks_per_node(list: &str) -> Option<Vec<usize>> {
             Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
             None => (part, 1),
         };
-        if all.len() + times > MOST {
+        if times > MOST - all.len() {
             return None;
         }
         all.extend(std::iter::repeat_n(count.trim().parse::<usize>().ok()?, times));

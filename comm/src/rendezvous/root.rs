@@ -375,8 +375,15 @@ impl Greeters {
         self.all.pop_front().map(Greeter::end).is_some()
     }
 
+    /// Joins those that are through: a thread that was merely forgotten may still be there for a while.
     fn reap(&mut self) {
-        self.all.retain(|g| !g.thread.is_finished());
+        for _ in 0..self.all.len() {
+            match self.all.pop_front() {
+                Some(greeter) if greeter.thread.is_finished() => greeter.end(),
+                Some(greeter) => self.all.push_back(greeter),
+                None => {}
+            }
+        }
     }
 
     fn end(self) {
