@@ -42,7 +42,7 @@ fn seen(secret: &Secret, text: Option<&str>, bytes: &[u8]) -> Option<String> {
     // A part is as bad as all of it.
     let mut forms: Vec<(&str, Vec<u8>)> = vec![
         ("its bytes", raw[..8].to_vec()),
-        ("its digits", hex[..16].as_bytes().to_vec()),
+        ("its digits", hex.as_bytes()[..16].to_vec()),
         ("its digits", hex[..16].to_uppercase().into_bytes()),
     ];
     forms.extend(text.map(|t| ("its text", t.as_bytes().to_vec())));

@@ -421,7 +421,48 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::thread;
 
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Whatever it says, nobody without the secret is let in, and nobody with it does harm.
+        #[test]
+        fn any_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..300), greets in any::<bool>()) {
+            let secret = Secret::from_bytes([7; SECRET_LEN]);
+            for magic in [OPENS, ANSWERS] {
+                let (mut a, b) = pair();
+                if greets {
+                    a.write_all(&Hello::ours(magic).encode()).unwrap();
+                }
+                a.write_all(&bytes).unwrap();
+                a.shutdown(Shutdown::Write).unwrap();
+                let refused = if magic == OPENS { respond(b, &secret, b"") } else { initiate(b, &secret, b"") };
+                prop_assert!(refused.is_err());
+            }
+            let (a, b) = both([&secret, &secret], [b"x", b"x"]);
+            let mut raw = a.unwrap().into_inner();
+            raw.write_all(&bytes).unwrap();
+            raw.shutdown(Shutdown::Write).unwrap();
+            prop_assert!(b.unwrap().receive(100).is_err());
+        }
+    }
+
+    #[test]
+    fn both_ends_derive_the_same_keys_and_nobody_else() {
+        let secret = Secret::random();
+        let sessions: Vec<_> = (0..2).map(|_| both([&secret, &secret], [b"x", b"x"])).collect();
+        let mut all = vec![];
+        for (a, b) in sessions {
+            let (a, b) = (a.unwrap(), b.unwrap());
+            for label in [b"one", b"two"] {
+                assert!(a.directions(label) == b.directions(label));
+                all.extend(a.directions(label).map(|key| *key.as_bytes()));
+            }
+        }
+        let different: std::collections::HashSet<_> = all.iter().collect();
+        assert_eq!(different.len(), 8, "by handshake, label and direction");
+    }
 
     fn pair() -> (UnixStream, UnixStream) {
         let (a, b) = UnixStream::pair().unwrap();

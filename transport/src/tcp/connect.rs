@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -35,7 +36,7 @@ pub struct Target<'a> {
 #[derive(Debug)]
 pub enum Connected {
     /// The connection, in non-blocking mode, and by which candidate.
-    Connection(Connection, usize),
+    Connection(Arc<Connection>, usize),
     /// The peer is connecting too, and its attempt holds.
     Crossed,
 }
@@ -155,7 +156,7 @@ fn introduce(
     target: Target<'_>,
     common: &Common,
     until: Instant,
-) -> Result<Option<Connection>> {
+) -> Result<Option<Arc<Connection>>> {
     let mut session = initiate(Timed { stream, until, stop: None }, &common.secret, CONTEXT)?;
     let identity = Identity { from: target.from, to: target.to, encrypts: common.records_per_key.is_some() };
     session.send(&identity.encode())?;
@@ -171,7 +172,7 @@ fn introduce(
     let keys = keys(&session, common, identity, Side::Initiator);
     let stream = session.into_inner().stream;
     stream.set_nonblocking(true).map_err(|e| Error::system("preparing a connection", e))?;
-    Ok(Some(Connection::new(stream, keys.as_ref())))
+    Ok(Some(Arc::new(Connection::new(stream, keys.as_ref()))))
 }
 
 fn via(candidate: &Candidate) -> String {

@@ -207,7 +207,6 @@ impl TcpLink {
             match connect(target, common, until) {
                 Ok(Connected::Connection(connection, at)) => {
                     self.set_path(&connection.stream, at);
-                    let connection = Arc::new(connection);
                     common.arrivals.push(Ok(Arrival { slot: self.slot, connection: connection.clone() }));
                     self.meeting.dialled(Dialled::Connection(connection));
                 }

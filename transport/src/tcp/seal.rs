@@ -255,7 +255,7 @@ mod tests {
         fn records_survive_any_split(
             len in 1usize..9000, record in 1usize..700, cut in 1usize..5000, limit in 1u64..9,
         ) {
-            let bytes: Vec<u8> = (0..len).map(|i| (i * 31 ^ i >> 8) as u8).collect();
+            let bytes: Vec<u8> = (0..len).map(|i| ((i * 31) ^ (i >> 8)) as u8).collect();
             let (mut sealer, mut opener) = ends(limit);
             let records = sealed(&mut sealer, &bytes, record);
             prop_assert_eq!(opened(&mut opener, &records.concat(), cut), Ok(bytes));
