@@ -16,7 +16,7 @@ pub fn rendezvous(bytes: &[u8]) {
 
 /// What a failing rank tells the others, and the stamps of calls, as they are shown to the user.
 pub fn report(bytes: &[u8]) {
-    let mut whole = [0; crate::exec::report::REPORT];
+    let mut whole = [0; crate::exec::layout::REPORT];
     let n = bytes.len().min(whole.len());
     whole[..n].copy_from_slice(&bytes[..n]);
     let report = Report::decode(&whole);
