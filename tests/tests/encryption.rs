@@ -131,7 +131,7 @@ fn ranks_that_do_not_agree_on_it_are_both_told_so() {
     let join = |rank: usize| {
         let config =
             Config::default().with("ND_ENCRYPT", &rank.to_string()).unwrap().with_transport(Choice::Tcp);
-        Communicator::new(&id, rank, 2, &config).err().expect("an error").to_string()
+        Communicator::new(&id, rank, 2, &config).expect_err("an error").to_string()
     };
     let errors = std::thread::scope(|s| {
         let one = s.spawn(|| join(1));
