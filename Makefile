@@ -5,7 +5,7 @@
 CARGO ?= cargo
 BENCH ?= allreduce
 
-.PHONY: bench test compare targets predict setup setup-test check unit docs
+.PHONY: fuzz bench test compare targets predict setup setup-test check unit docs
 
 bench: setup
 	$(CARGO) build --release --locked -p nd-tools
@@ -28,6 +28,10 @@ predict: setup
 	@$(CARGO) bench --locked --quiet -p nd-tools -p nd-benches --bench prediction -- $(WORLDS)
 
 test: setup-test check docs unit
+
+# Every parser of outside bytes, a minute each; needs a nightly Rust.
+fuzz:
+	@scripts/fuzz
 
 setup:
 	@scripts/setup

@@ -86,6 +86,8 @@ pub struct Config {
     pub secret: Option<Secret>,
     /// `ND_SECRET_FILE`.
     pub secret_file: Option<PathBuf>,
+    /// `ND_JOB`.
+    pub job: String,
     /// `ND_RENDEZVOUS`: where rank 0 listens, stronger than the launcher's word.
     pub rendezvous: Option<Address>,
     /// `ND_RECORDER_CALLS`, `ND_RECORDER_DIR`, `ND_TRACE`.
@@ -148,6 +150,7 @@ impl Default for Config {
             auth: Auth::default(),
             secret: None,
             secret_file: None,
+            job: String::new(),
             rendezvous: None,
             recorder: recorder::Settings::default(),
             debug: LevelFilter::WARN,

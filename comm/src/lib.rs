@@ -27,6 +27,8 @@ pub mod cost;
 mod error;
 pub mod exec;
 pub mod fold;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod kernel;
 pub mod launch;
 pub mod number;

@@ -5,10 +5,12 @@
 //! | [`worlds`] | ranks as threads of one process, over every transport, real or broken on purpose |
 //! | [`hosts`] | namespaces as hosts |
 //! | [`oracle`] | the reproducible order of reduction, in a few lines |
+//! | [`processes`] | ranks as processes, and what the system says of them |
 //! | [`sample`] | element types, with values to test them on |
 
 pub mod hosts;
 pub mod oracle;
+pub mod processes;
 pub mod sample;
 pub mod worlds;
 

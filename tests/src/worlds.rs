@@ -23,6 +23,8 @@ pub enum Kind {
     ShmWithoutAttach,
     /// TCP over loopback.
     Tcp,
+    /// The same, encrypted.
+    TcpEncrypted,
     /// Hosts by number: shared memory within, TCP across.
     Hosts(Vec<usize>),
 }
@@ -37,6 +39,7 @@ impl Kind {
             Kind::Shm,
             Kind::ShmWithoutAttach,
             Kind::Tcp,
+            Kind::TcpEncrypted,
             Kind::Hosts((0..n).map(|r| r * 2 / n.max(1)).collect()),
         ]
     }
@@ -64,6 +67,10 @@ pub fn endpoints(kind: &Kind, n: usize) -> Vec<Endpoint> {
                 config.cross_memory = false;
             }
             Kind::Tcp => config.transport = Choice::Tcp,
+            Kind::TcpEncrypted => {
+                config.transport = Choice::Tcp;
+                config.encrypt = true;
+            }
             Kind::Hosts(hosts) => config.host_id = Some(format!("test-host-{}", hosts[rank])),
             _ => {}
         }

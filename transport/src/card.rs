@@ -26,3 +26,32 @@ pub struct Card {
     /// TCP.
     pub tcp: TcpCard,
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tcp::address::{Filter, candidates};
+    use crate::{Endpoint, Family};
+
+    proptest! {
+        /// A card that was changed is refused, or is one by which nobody comes to harm.
+        #[test]
+        fn changed_cards_are_taken_or_refused(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+            bytes: Vec<u8>,
+        ) {
+            let opening = Endpoint::open(&crate::Config::default()).unwrap();
+            let mut card = serde_json::to_vec(opening.card()).unwrap();
+            for (at, to) in changes {
+                let at = at.index(card.len());
+                card[at] = to;
+            }
+            if let Ok(card) = serde_json::from_slice::<Card>(&card) {
+                let _ = candidates(&[], &Filter::parse(""), Family::Any, &card.tcp, true);
+            }
+            prop_assert!(serde_json::from_slice::<Card>(&bytes).is_err());
+        }
+    }
+}

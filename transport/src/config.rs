@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::tcp::seal::RECORDS_PER_KEY;
+
 /// Which transport to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Choice {
@@ -49,6 +51,8 @@ pub struct Config {
     pub ports: Option<PortRange>,
     /// `ND_SOCKET_BUFFER`: bytes of the kernel's buffer in each direction; none: the system's own tuning.
     pub socket_buffer: Option<usize>,
+    /// `ND_ENCRYPT=1`: payload that goes by TCP is encrypted and authenticated. All ranks must say the same.
+    pub encrypt: bool,
     /// `ND_HOSTID`: overrides the host's identity, as NCCL_HOSTID does.
     pub host_id: Option<String>,
     /// `ND_CMA=1`: plain buffers are read by cross-memory attach, where it works.
@@ -62,6 +66,8 @@ pub struct Config {
     pub local_address: Option<IpAddr>,
     /// All ranks met on loopback, so that nobody else need reach this one. Not a setting of the user.
     pub loopback_only: bool,
+    /// Encrypted records after which a connection changes its key. Not a setting of the user: tests make it small.
+    pub records_per_key: u64,
 }
 
 impl Default for Config {
@@ -72,12 +78,14 @@ impl Default for Config {
             family: Family::Any,
             ports: None,
             socket_buffer: None,
+            encrypt: false,
             host_id: None,
             cross_memory: false,
             spin: None,
             start_timeout: Duration::from_secs(60),
             local_address: None,
             loopback_only: false,
+            records_per_key: RECORDS_PER_KEY,
         }
     }
 }

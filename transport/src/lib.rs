@@ -14,7 +14,7 @@
 //! |---|---|---|
 //! | [`local`] | threads of one process | one mapping; also breaks things on purpose, for tests |
 //! | [`shm`] | processes of one host | an unnamed memory file passed over a Unix socket; futex to sleep |
-//! | [`tcp`] | any hosts | authenticated streams, payload received straight into its destination |
+//! | [`tcp`] | any hosts | authenticated streams, payload received straight into its destination; encrypted on request |
 //!
 //! [`Endpoint::open`] makes the [`Card`] that peers need to reach this rank; with the cards of all ranks,
 //! [`Opening::connect`] gives the [`Endpoint`]. How the cards travel is not this crate's business.
@@ -33,6 +33,7 @@ mod mapped;
 mod region;
 pub mod secure;
 pub mod shm;
+pub mod strangers;
 mod sys;
 pub mod tcp;
 
@@ -46,4 +47,4 @@ pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transpo
 pub use region::{Region, Window};
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;

@@ -99,10 +99,11 @@ pub fn initiate<S: Read + Write>(mut stream: S, secret: &Secret, context: &[u8])
     }
     noise.read_message(&answer, &mut message).map_err(|_| refused(STRANGER))?;
 
+    let keys = Keys::of(&mut noise);
     let mut noise = noise.into_transport_mode().map_err(broken)?;
     let n = noise.write_message(&[], &mut message).map_err(broken)?;
     io.write_framed(&message[..n])?;
-    Ok(Session { stream, noise })
+    Ok(Session { stream, noise, keys })
 }
 
 /// Greets and asks for proof of the secret, as the side that was connected to; see [`initiate`].
@@ -129,16 +130,47 @@ pub fn respond<S: Read + Write>(mut stream: S, secret: &Secret, context: &[u8]) 
     io.write_framed(&message[..n])?;
 
     // The first message may be a recording; this one cannot be.
+    let keys = Keys::of(&mut noise);
     let mut noise = noise.into_transport_mode().map_err(broken)?;
     let proof = io.read_framed(HANDSHAKE_MAX)?;
     noise.read_message(&proof, &mut message).map_err(|_| refused(STRANGER))?;
-    Ok(Session { stream, noise })
+    Ok(Session { stream, noise, keys })
+}
+
+/// Whether `first`, the first bytes of somebody who has connected, are a whole greeting.
+///
+/// # Errors
+/// [`Error::Refused`] if they are no beginning of one.
+pub fn greets(first: &[u8]) -> Result<bool> {
+    belongs(first, OPENS).map(|()| first.len() >= HELLO_LEN)
 }
 
 /// An authenticated, encrypted conversation.
 pub struct Session<S> {
     stream: S,
     noise: snow::TransportState,
+    keys: Keys,
+}
+
+/// What other keys are made of: those of the two directions, and the hash of all that was said to agree on them.
+struct Keys {
+    from_initiator: Secret,
+    from_responder: Secret,
+    hash: [u8; 32],
+}
+
+impl Keys {
+    /// Of a handshake whose messages have all been exchanged.
+    fn of(noise: &mut snow::HandshakeState) -> Keys {
+        let (from_initiator, from_responder) = noise.dangerously_get_raw_split();
+        let mut hash = [0; 32];
+        hash.copy_from_slice(noise.get_handshake_hash());
+        Keys {
+            from_initiator: Secret::from_bytes(from_initiator),
+            from_responder: Secret::from_bytes(from_responder),
+            hash,
+        }
+    }
 }
 
 impl<S: Read + Write> Session<S> {
@@ -195,6 +227,14 @@ impl<S: Read + Write> Session<S> {
         self.noise
             .read_message(&sealed, plain)
             .map_err(|_| refused("sent bytes that were changed on the way"))
+    }
+
+    /// Two secrets that only the two ends of this session know, for what `label` names: for what the initiator sends,
+    /// and for what the responder does. They are bound to this handshake (by its hash), and say nothing of the keys
+    /// that the session itself uses.
+    pub fn directions(&self, label: &[u8]) -> [Secret; 2] {
+        let label = [label, &self.keys.hash].concat();
+        [&self.keys.from_initiator, &self.keys.from_responder].map(|key| key.derive(&label))
     }
 
     /// The stream, for plain bytes from here on. Nothing was read beyond what was received.
@@ -307,17 +347,23 @@ impl<'a, S: Read + Write> Talk<'a, S> {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(failed(e, self.since.elapsed())),
             }
-            let first = &bytes[..have.min(MAGIC_LEN)];
-            if !magic.starts_with(first) {
-                let hex: Vec<String> = first.iter().map(|b| format!("{b:02x}")).collect();
-                return Err(refused(format!("not an nd peer: first bytes {}", hex.join(" "))));
-            }
+            belongs(&bytes[..have], magic)?;
         }
         match Hello::decode(&bytes).problem(&Hello::ours(magic)) {
             Some(problem) => Err(refused(problem)),
             None => Ok(()),
         }
     }
+}
+
+/// Refuses what does not begin like a greeting.
+fn belongs(bytes: &[u8], magic: &[u8; MAGIC_LEN]) -> Result<()> {
+    let first = &bytes[..bytes.len().min(MAGIC_LEN)];
+    if magic.starts_with(first) {
+        return Ok(());
+    }
+    let hex: Vec<String> = first.iter().map(|b| format!("{b:02x}")).collect();
+    Err(refused(format!("not an nd peer: first bytes {}", hex.join(" "))))
 }
 
 fn noise(
@@ -355,7 +401,7 @@ const MAGIC_LEN: usize = 8;
 const OPENS: &[u8; MAGIC_LEN] = b"nd-open\n";
 const ANSWERS: &[u8; MAGIC_LEN] = b"nd-answ\n";
 /// The greeting: magic, version of the protocol, release padded with zeros.
-const HELLO_LEN: usize = 32;
+pub const HELLO_LEN: usize = 32;
 /// The longest message of Noise (specification, §3).
 const NOISE_MAX: usize = 65_535;
 const TAG: usize = 16;
@@ -365,8 +411,9 @@ const HANDSHAKE_MAX: usize = 128;
 /// How the reason of a refusal begins when the other side just hung up.
 pub(crate) const CLOSED: &str = "closed the connection";
 const SPEAKS: &str = "speaks protocol";
-const STRANGER: &str = "does not know the secret of this job";
-const STRANGER_HERE: &str = "says that this side does not know the secret of this job";
+const STRANGER: &str = "does not know the secret of this job (ND_SECRET), or belongs to another (ND_JOB)";
+const STRANGER_HERE: &str =
+    "says that this side does not know the secret of this job (ND_SECRET), or belongs to another (ND_JOB)";
 
 #[cfg(test)]
 mod tests {
@@ -374,7 +421,48 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::thread;
 
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Whatever it says, nobody without the secret is let in, and nobody with it does harm.
+        #[test]
+        fn any_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..300), greets in any::<bool>()) {
+            let secret = Secret::from_bytes([7; SECRET_LEN]);
+            for magic in [OPENS, ANSWERS] {
+                let (mut a, b) = pair();
+                if greets {
+                    a.write_all(&Hello::ours(magic).encode()).unwrap();
+                }
+                a.write_all(&bytes).unwrap();
+                a.shutdown(Shutdown::Write).unwrap();
+                let refused = if magic == OPENS { respond(b, &secret, b"") } else { initiate(b, &secret, b"") };
+                prop_assert!(refused.is_err());
+            }
+            let (a, b) = both([&secret, &secret], [b"x", b"x"]);
+            let mut raw = a.unwrap().into_inner();
+            raw.write_all(&bytes).unwrap();
+            raw.shutdown(Shutdown::Write).unwrap();
+            prop_assert!(b.unwrap().receive(100).is_err());
+        }
+    }
+
+    #[test]
+    fn both_ends_derive_the_same_keys_and_nobody_else() {
+        let secret = Secret::random();
+        let sessions: Vec<_> = (0..2).map(|_| both([&secret, &secret], [b"x", b"x"])).collect();
+        let mut all = vec![];
+        for (a, b) in sessions {
+            let (a, b) = (a.unwrap(), b.unwrap());
+            for label in [b"one", b"two"] {
+                assert!(a.directions(label) == b.directions(label));
+                all.extend(a.directions(label).map(|key| *key.as_bytes()));
+            }
+        }
+        let different: std::collections::HashSet<_> = all.iter().collect();
+        assert_eq!(different.len(), 8, "by handshake, label and direction");
+    }
 
     fn pair() -> (UnixStream, UnixStream) {
         let (a, b) = UnixStream::pair().unwrap();

@@ -164,12 +164,13 @@ struct Joining {
     settings: Settings,
 }
 
-/// What choices of algorithms depend on.
+/// What must be the same everywhere: what choices of algorithms depend on, and what is encrypted.
 #[derive(Serialize, Deserialize)]
 struct Settings {
     algorithms: String,
     reduction: String,
     transport: String,
+    encrypt: String,
     /// What links cost, from rank 0 alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     calibration: Option<String>,
@@ -182,6 +183,7 @@ impl Settings {
             algorithms: config.value("ND_ALGO"),
             reduction: config.value("ND_REDUCTION"),
             transport: config.value("ND_TRANSPORT"),
+            encrypt: config.value("ND_ENCRYPT"),
             calibration,
         }
     }
@@ -195,6 +197,7 @@ fn agreed(ranks: &[Joining], rank: usize) -> Result<Option<Arc<Calibration>>> {
             ("ND_ALGO", &settings.algorithms, &first.algorithms),
             ("ND_REDUCTION", &settings.reduction, &first.reduction),
             ("ND_TRANSPORT", &settings.transport, &first.transport),
+            ("ND_ENCRYPT", &settings.encrypt, &first.encrypt),
         ];
         if let Some((name, theirs, ours)) = all.into_iter().find(|(_, theirs, ours)| theirs != ours) {
             let shown =

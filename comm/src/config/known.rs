@@ -151,6 +151,16 @@ pub(super) const KNOWN: &[Known] = &[
         "a file that holds the secret; ND_SECRET is stronger",
     ),
     known(
+        "ND_JOB",
+        "",
+        |c, v| {
+            c.job = v.to_owned();
+            Ok(())
+        },
+        |c| c.job.clone(),
+        "a name of the job: ranks of jobs with different names refuse each other although they have one secret",
+    ),
+    known(
         "ND_RENDEZVOUS",
         "",
         |c, v| match v.parse::<Address>() {
@@ -265,6 +275,13 @@ pub(super) const KNOWN: &[Known] = &[
         |c, v| values::size(v).map(|n| c.transport.socket_buffer = Some(n)),
         |c| or_empty(&c.transport.socket_buffer, |n| n.to_string()),
         "bytes of the kernel's buffer in each direction, such as 4M; empty: the system's own tuning",
+    ),
+    known(
+        "ND_ENCRYPT",
+        "0",
+        |c, v| values::flag(v).map(|f| c.transport.encrypt = f),
+        |c| u8::from(c.transport.encrypt).to_string(),
+        "1: what goes by TCP is encrypted (AES-256-GCM); shared memory inside a host is not; the same on all ranks",
     ),
     known(
         "ND_HOSTID",

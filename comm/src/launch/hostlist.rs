@@ -20,7 +20,7 @@ pub fn tasks_per_node(list: &str) -> Option<Vec<usize>> {
             Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
             None => (part, 1),
         };
-        if all.len() + times > MOST {
+        if times > MOST - all.len() {
             return None;
         }
         all.extend(std::iter::repeat_n(count.trim().parse::<usize>().ok()?, times));
@@ -107,6 +107,7 @@ mod tests {
         assert_eq!(tasks_per_node("8"), Some(vec![8]));
         assert_eq!(tasks_per_node("4(x2"), None);
         assert_eq!(tasks_per_node("1(x99999999999)"), None);
+        assert_eq!(tasks_per_node("1,1(x18446744073709551615)"), None);
     }
 
     proptest::proptest! {

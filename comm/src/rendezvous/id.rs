@@ -220,7 +220,20 @@ fn failed(what: &str, e: &std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_text_is_taken_or_refused(text in "(nd1:)?[0-9a-z:,%@.\\[\\]]{0,40}(:(ab){32})?", bytes: Vec<u8>) {
+            if let Ok(id) = text.parse::<UniqueId>() {
+                let again = id.to_secret_string();
+                prop_assert!(again.len() > ID_MAX || again.parse::<UniqueId>().is_ok(), "{}", again);
+            }
+            let _ = UniqueId::from_bytes(&bytes);
+        }
+    }
 
     #[test]
     fn strings_and_bytes_come_back() {

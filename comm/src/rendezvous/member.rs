@@ -18,8 +18,10 @@ use crate::Result;
 const GRACE: Duration = Duration::from_secs(3);
 /// How often in a row a connection may end without an answer before that counts as one.
 const SILENT_ENDS: usize = 8;
-/// How long that may be the root's way of making room, when very many ranks arrive at once.
+/// How long, and for what part of this rank's patience, that may be the root's way of making room, when very many
+/// ranks or strangers arrive at once.
 const STORM: Duration = Duration::from_secs(5);
+const STORM_PART: u32 = 2;
 /// How `nd_transport::secure` words an end without an answer: the root was just ending, or made room for others.
 const CLOSED: &str = "closed the connection";
 /// How long a name may fail to resolve: a cluster's name server learns of new hosts late.
@@ -109,7 +111,7 @@ fn connect(
                 Err(e) => {
                     silent += 1;
                     last = format!("{target}: connected, but {e}");
-                    if silent >= SILENT_ENDS && started.elapsed() >= STORM {
+                    if silent >= SILENT_ENDS && started.elapsed() >= STORM.max(patience / STORM_PART) {
                         return Err(Failure {
                             problem: format!("{last}, {silent} times in a row"),
                             remedy: "check that all ranks have the same ND_SECRET, and that nothing else uses MASTER_PORT".into(),

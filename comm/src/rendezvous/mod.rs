@@ -24,7 +24,7 @@ mod root;
 mod stream;
 #[cfg(test)]
 mod tests;
-mod wire;
+pub(crate) mod wire;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -161,7 +161,9 @@ pub fn join_with(
         Meeting::Invited(id) => member::join(id.addresses(), id.secret(), &mut make, deadline, patience)?,
         Meeting::At { address, one_host } => {
             let address = config.rendezvous.clone().unwrap_or(address);
-            match entry(address, one_host, config) {
+            match entry(address, one_host, config)
+                .map(|(address, secret)| (address, of_job(secret, &config.job)))
+            {
                 Err(failure) => Err(failure),
                 Ok((address, secret)) if rank == 0 => lead(&address, &secret, &mut make, config, deadline)?,
                 Ok((address, secret)) => member::join(&[address], &secret, &mut make, deadline, patience)?,
@@ -194,6 +196,11 @@ fn entry(address: Address, one_host: bool, config: &Config) -> Result<(Address, 
                 .into(),
         }),
     }
+}
+
+/// What ranks of the job of that name must know, of all who know `secret`.
+fn of_job(secret: Secret, job: &str) -> Secret {
+    if job.is_empty() { secret } else { secret.derive(&[b"nd job ", job.as_bytes()].concat()) }
 }
 
 /// Rank 0: listens and gathers.

@@ -13,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nd_transport::secure::{self, Secret, Session};
+use nd_transport::strangers::{Strangers, more};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -23,8 +24,12 @@ use super::wire::{self, Verdict};
 
 /// How long a connection may take to prove that it is a rank.
 const GREETING: Duration = Duration::from_secs(10);
-/// How many may be at it at once; a rank that is pushed out tries again.
+/// How many may be at it at once, fewer where few files may be open; a rank that is pushed out tries again.
 const UNPROVEN_MAX: usize = 256;
+/// The same, however few files may be open.
+const UNPROVEN_MIN: usize = 8;
+/// Files that a process has open besides those of the ranks.
+const OTHERS: u64 = 40;
 /// How often to look whether a rank that has joined is still there, and whether to stop.
 const TICK: Duration = Duration::from_millis(100);
 /// How long ranks that come late still hear why the start failed.
@@ -60,7 +65,8 @@ pub struct Root {
     stop: Stop,
 }
 
-type Arrival = Result<(Session<Stream>, Hello), String>;
+/// A rank, or who was refused and why.
+type Arrival = Result<(Session<Stream>, Hello), (String, String)>;
 
 impl Root {
     /// Whoever proves to know `secret` may join.
@@ -86,6 +92,7 @@ impl Root {
             started: Instant::now(),
             deadline,
             refused: Vec::new(),
+            strangers: Strangers::default(),
             failed: None,
             told: usize::from(own.is_some()),
         };
@@ -131,6 +138,7 @@ impl Root {
         // From here on, whoever connects belongs to another job.
         drop(self.listener);
         greeters.end();
+        job.last_word();
         if let Some((failure, _)) = job.failed {
             return Err(failure);
         }
@@ -161,10 +169,13 @@ impl Root {
                 Ok(accepted) => accepted,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                    job.refuse(e.to_string());
+                    job.refuse("a local process", &e.to_string());
                     continue;
                 }
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    if greeters.make_room() {
+                        continue;
+                    }
                     let problem =
                         format!("no more connections can be accepted after {}: {e}", job.sessions.len());
                     job.fail(
@@ -188,8 +199,8 @@ impl Root {
                     ring(&wake);
                 });
             match greeter {
-                Ok(thread) => greeters.add(Greeter { stream, greeted, thread }),
-                Err(e) => job.refuse(format!("no thread to greet a rank: {e}")),
+                Ok(thread) => greeters.add(Greeter { stream, greeted, thread }, job.room()),
+                Err(e) => job.refuse("a connection", &format!("no thread to greet it: {e}")),
             }
         }
     }
@@ -198,12 +209,13 @@ impl Root {
 /// Handshake and hello.
 fn greet(stream: Stream, secret: &Secret, from: &str) -> Arrival {
     let refused = |e: nd_transport::Error| match e {
-        nd_transport::Error::Refused { why, .. } => format!("{from}: {why}"),
-        other => format!("{from}: {other}"),
+        nd_transport::Error::Refused { why, .. } => (from.to_owned(), why),
+        other => (from.to_owned(), other.to_string()),
     };
     let mut session = secure::respond(stream, secret, CONTEXT).map_err(refused)?;
     let hello = session.receive(wire::HELLO_MAX).map_err(refused)?;
-    let hello = wire::decode_hello(&hello).ok_or_else(|| format!("{from}: its hello is malformed"))?;
+    let hello =
+        wire::decode_hello(&hello).ok_or_else(|| (from.to_owned(), "its hello is malformed".to_owned()))?;
     Ok((session, hello))
 }
 
@@ -213,7 +225,9 @@ struct Job {
     sessions: Vec<(usize, Session<Stream>)>,
     started: Instant,
     deadline: Option<Instant>,
+    /// A few of those who were refused, for the message if not all ranks come.
     refused: Vec<String>,
+    strangers: Strangers,
     failed: Option<(Failure, Instant)>,
     told: usize,
 }
@@ -222,7 +236,7 @@ impl Job {
     fn arrive(&mut self, arrival: Arrival) {
         let (session, hello) = match arrival {
             Ok(arrived) => arrived,
-            Err(why) => return self.refuse(why),
+            Err((from, why)) => return self.refuse(&from, &why),
         };
         if let Some((failure, _)) = &self.failed {
             let verdict = wire::encode_verdict(&Verdict::Failed(failure.clone()));
@@ -245,15 +259,32 @@ impl Job {
         }
     }
 
-    /// Remembers a few and logs them; the rest costs nothing.
-    fn refuse(&mut self, why: String) {
+    /// Remembers a few, and logs one for each source now and then; the rest costs nothing.
+    fn refuse(&mut self, from: &str, why: &str) {
         const SHOWN: usize = 5;
-        match self.refused.len() {
-            n if n < SHOWN => tracing::warn!("rendezvous: refused {why}"),
-            SHOWN => tracing::warn!("rendezvous: refuses more, without saying so each time"),
-            _ => return,
+        let source = from.rsplit_once(':').map_or("this host", |(host, _port)| host);
+        if let Some(quiet) = self.strangers.refused(source, Instant::now()) {
+            tracing::warn!("rendezvous: refused {from}: {why}{}", more(quiet));
         }
-        self.refused.push(if self.refused.len() < SHOWN { why } else { "and more".into() });
+        match self.refused.len() {
+            n if n < SHOWN => self.refused.push(format!("{from}: {why}")),
+            SHOWN => self.refused.push("and more".into()),
+            _ => {}
+        }
+    }
+
+    /// Those who were refused without a line.
+    fn last_word(&mut self) {
+        for (source, count) in self.strangers.rest() {
+            tracing::warn!("rendezvous: refused {count} more connections from {source}");
+        }
+    }
+
+    /// How many may be unproven at once: what the ranks' own connections leave of the limit on open files.
+    fn room(&self) -> usize {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let left = limit.saturating_sub(self.roll.world_size().unwrap_or(0) as u64 + OTHERS);
+        usize::try_from(left).unwrap_or(UNPROVEN_MAX).clamp(UNPROVEN_MIN, UNPROVEN_MAX)
     }
 
     /// Tells all who have joined; those who come within `linger` are told as well.
@@ -333,18 +364,26 @@ struct Greeters {
 }
 
 impl Greeters {
-    fn add(&mut self, greeter: Greeter) {
+    fn add(&mut self, greeter: Greeter, room: usize) {
         self.all.push_back(greeter);
         self.reap();
-        if self.all.len() > UNPROVEN_MAX
-            && let Some(oldest) = self.all.pop_front()
-        {
-            oldest.end();
-        }
+        while self.all.len() > room && self.make_room() {}
     }
 
+    /// Sends the oldest away; false if there is none.
+    fn make_room(&mut self) -> bool {
+        self.all.pop_front().map(Greeter::end).is_some()
+    }
+
+    /// Joins those that are through: a thread that was merely forgotten may still be there for a while.
     fn reap(&mut self) {
-        self.all.retain(|g| !g.thread.is_finished());
+        for _ in 0..self.all.len() {
+            match self.all.pop_front() {
+                Some(greeter) if greeter.thread.is_finished() => greeter.end(),
+                Some(greeter) => self.all.push_back(greeter),
+                None => {}
+            }
+        }
     }
 
     fn end(self) {
@@ -354,8 +393,6 @@ impl Greeters {
 
 /// One connection a rank: raises the soft limit on open files if that is needed and allowed.
 fn make_room(world_size: usize) -> Result<(), Failure> {
-    // What a process has open before it starts, and strangers.
-    const OTHERS: u64 = 40;
     let needed = world_size as u64 + OTHERS;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|c| c >= needed) {

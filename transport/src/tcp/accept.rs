@@ -1,10 +1,12 @@
 //! Answering whoever connects: one thread accepts, short-lived ones do the handshakes, and only streams whose other
 //! end proved to be a peer reach the endpoint.
 //!
-//! A connection waits without a thread until it says something; a stranger that says nothing costs a descriptor
-//! for [`HANDSHAKE`], one that says the wrong thing a thread for an instant.
+//! A connection waits without a thread until its whole greeting is there; one that begins otherwise is closed at its
+//! first byte. So strangers cost a descriptor each, and of these there are never more than [`UNPROVEN`]: one more, and
+//! the oldest goes. Who greets as a peer and then falls silent costs a thread, of which there are [`WORKERS`]: when
+//! others wait, the one that has been at it longest goes. A peer that was sent away so tries again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,24 +16,33 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::{Resource, getrlimit};
 
 use super::connect::tune;
+use super::connection::Connection;
+use super::identity::{IDENTITY, Identity, Side, keys};
 use super::link::{Common, TcpLink};
 use super::listen::descriptors;
-use crate::secure::{Session, respond};
+use super::raw;
+use crate::secure::{CLOSED, HELLO_LEN, Session, greets, respond};
+use crate::strangers::{Strangers, more};
 use crate::{Error, Result};
 
 /// What both ends of a data connection agree on; who they are follows inside the session.
 pub const CONTEXT: &[u8] = b"nd-tcp";
 
-/// How long an accepted connection may take to prove itself.
+/// How long an accepted connection may take to greet, and then to prove itself.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a handshake is left alone although others wait for its thread.
+const GRACE: Duration = Duration::from_secs(1);
 /// Handshakes at a time.
-const WORKERS: usize = 16;
-/// Connections that have not said anything yet; more wait in the kernel's backlog.
-const SILENT: usize = 256;
-/// At most one line about strangers in this time.
-const WARN_EVERY: Duration = Duration::from_secs(10);
+pub const WORKERS: usize = 16;
+/// Connections at a time that have not greeted yet; fewer where few files may be open.
+pub const UNPROVEN: usize = 256;
+/// Connections that are accepted before others get their turn.
+const TURN: usize = 64;
+/// Handshakes need little.
+const STACK: usize = 256 << 10;
 
 /// What the threads share.
 #[derive(Debug)]
@@ -41,7 +52,7 @@ struct Door {
     links: HashMap<usize, Arc<TcpLink>>,
     stop: AtomicBool,
     wake: OwnedFd,
-    warned: Mutex<Option<(Instant, usize)>>,
+    strangers: Mutex<Strangers>,
 }
 
 impl Door {
@@ -51,59 +62,76 @@ impl Door {
 
     /// One line now and then, however many strangers knock.
     fn stranger(&self, address: SocketAddr, why: &Error) {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
-        let quiet = match &mut *warned {
-            Some((at, quiet)) if at.elapsed() < WARN_EVERY => {
-                *quiet += 1;
-                return;
-            }
-            Some((_, quiet)) => *quiet,
-            None => 0,
-        };
-        *warned = Some((Instant::now(), 0));
-        tracing::warn!(
-            "rank {}: {address} connected and was sent away: {why} ({quiet} more since the last such line)",
-            self.common.me
-        );
+        let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        let quiet = strangers.refused(&address.ip().to_string(), Instant::now());
+        drop(strangers);
+        if let Some(quiet) = quiet {
+            let me = self.common.me;
+            tracing::warn!("rank {me}: {address} connected and was sent away: {why}{}", more(quiet));
+        }
     }
 
-    /// Proves who is there, and hands the stream over.
-    fn handshake(&self, stream: TcpStream, address: SocketAddr) -> Result<()> {
+    /// The strangers that no line was about.
+    fn last_word(&self) {
+        for (source, count) in self.strangers.lock().unwrap_or_else(PoisonError::into_inner).rest() {
+            tracing::warn!("rank {}: {count} more connections from {source} were sent away", self.common.me);
+        }
+    }
+
+    /// Proves who is there, and hands the connection over.
+    fn handshake(&self, stream: TcpStream, address: SocketAddr, state: &State) -> Result<()> {
         let until = Instant::now() + HANDSHAKE;
-        let timed = Timed { stream, until, stop: Some(&self.stop) };
+        let timed = Timed { stream, until, stop: Some(&state.stop) };
         let mut session = respond(timed, &self.common.secret, CONTEXT)?;
+        state.proven.store(true, Ordering::Release);
         let identity = session.receive(IDENTITY)?;
-        let (from, to) = decode_identity(&identity).ok_or_else(|| refused(address, "sent no identity"))?;
+        let identity = Identity::decode(&identity).ok_or_else(|| refused(address, "sent no identity"))?;
         let me = self.common.me;
-        let problem = match self.links.get(&from) {
-            _ if to != me => format!("looks for rank {to}, this is rank {me}"),
-            None => format!("says it is rank {from}, which is no peer by TCP of rank {me}"),
-            // This rank's own attempt holds, or both have a connection already.
-            Some(link) if !link.meeting.answer() => return session.send(CROSSED),
+        let problem = match self.links.get(&identity.from) {
+            _ if identity.to != me => format!("looks for rank {}, this is rank {me}", identity.to),
+            None => {
+                format!("says it is rank {}, which is no peer by TCP of rank {me}", identity.from)
+            }
             Some(link) => {
-                let confirmed = confirm(session, address);
-                if confirmed.is_err() {
-                    link.meeting.answered(None);
+                if let Some(unlike) = identity.unlike(self.common.records_per_key.is_some()) {
+                    // It knows the secret: what it says is for this rank's user, too.
+                    let who = format!("rank {} ({address})", identity.from);
+                    self.common.arrivals.push(Err(Error::Refused { who, why: unlike.clone() }));
+                    unlike
+                } else if link.meeting.answer() {
+                    let confirmed = self.confirm(session, address, identity);
+                    if confirmed.is_err() {
+                        link.meeting.answered(None);
+                    }
+                    link.answered(Arc::new(confirmed?));
+                    return Ok(());
+                } else {
+                    // This rank's own attempt holds, or both have a connection already.
+                    return session.send(CROSSED);
                 }
-                link.answered(Arc::new(confirmed?));
-                return Ok(());
             }
         };
         let _ = session.send(problem.as_bytes());
         Err(refused(address, &problem))
     }
-}
 
-/// Welcomes a peer. Once it confirms, both sides hold the stream.
-fn confirm(mut session: Session<Timed<'_>>, address: SocketAddr) -> Result<TcpStream> {
-    session.send(WELCOME)?;
-    if session.receive(CONFIRMED.len())? != CONFIRMED {
-        return Err(refused(address, "did not confirm its connection"));
+    /// Welcomes a peer. Once it confirms, both sides hold the connection.
+    fn confirm(
+        &self,
+        mut session: Session<Timed<'_>>,
+        address: SocketAddr,
+        identity: Identity,
+    ) -> Result<Connection> {
+        session.send(WELCOME)?;
+        if session.receive(CONFIRMED.len())? != CONFIRMED {
+            return Err(refused(address, "did not confirm its connection"));
+        }
+        let keys = keys(&session, &self.common, identity, Side::Responder);
+        let stream = session.into_inner().stream;
+        let prepared = tune(&stream).and_then(|()| stream.set_nonblocking(true));
+        prepared.map_err(|e| Error::system("preparing a connection", e))?;
+        Ok(Connection::new(stream, keys.as_ref()))
     }
-    let stream = session.into_inner().stream;
-    let prepared = tune(&stream).and_then(|()| stream.set_nonblocking(true));
-    prepared.map_err(|e| Error::system("preparing a connection", e))?;
-    Ok(stream)
 }
 
 /// The thread that accepts; stopped and joined when dropped.
@@ -123,11 +151,18 @@ impl Acceptor {
             links: links.iter().map(|link| (link.peer, link.clone())).collect(),
             stop: AtomicBool::new(false),
             wake,
-            warned: Mutex::new(None),
+            strangers: Mutex::default(),
         });
         let thread = (!links.is_empty()).then(|| {
-            let door = door.clone();
-            let run = move || Accepting { door, listener, silent: Vec::new(), workers: Vec::new() }.run();
+            let accepting = Accepting {
+                door: door.clone(),
+                listener,
+                room: room(),
+                silent: VecDeque::new(),
+                workers: Vec::new(),
+                looked: Instant::now(),
+            };
+            let run = move || accepting.run();
             thread::Builder::new().name(format!("nd-accept-{}", common.me)).spawn(run)
         });
         let thread =
@@ -141,6 +176,7 @@ impl Acceptor {
         self.door.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+            self.door.last_word();
         }
     }
 
@@ -156,11 +192,52 @@ impl Drop for Acceptor {
     }
 }
 
+/// How many strangers there may be: strangers take at most a quarter of the files that this process may open.
+fn room() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit / 4).unwrap_or(UNPROVEN).clamp(4, UNPROVEN)
+}
+
 struct Accepting {
     door: Arc<Door>,
     listener: TcpListener,
-    silent: Vec<(TcpStream, SocketAddr, Instant)>,
-    workers: Vec<JoinHandle<()>>,
+    room: usize,
+    /// Those whose greeting is not all there, oldest first.
+    silent: VecDeque<Silent>,
+    workers: Vec<Worker>,
+    /// When all of them were last looked at.
+    looked: Instant,
+}
+
+struct Silent {
+    stream: TcpStream,
+    address: SocketAddr,
+    since: Instant,
+}
+
+/// A thread that does a handshake.
+struct Worker {
+    thread: JoinHandle<()>,
+    since: Instant,
+    state: Arc<State>,
+}
+
+/// How far a handshake is.
+#[derive(Debug, Default)]
+struct State {
+    /// It is to end.
+    stop: AtomicBool,
+    /// The other end knows the secret.
+    proven: AtomicBool,
+}
+
+/// What the first bytes of a connection say.
+enum First {
+    /// Too little to tell.
+    Little,
+    /// A whole greeting.
+    Greeting,
+    Wrong(Error),
 }
 
 impl Accepting {
@@ -169,67 +246,93 @@ impl Accepting {
             let spoke = self.sleep();
             let mut counter = [0; 8];
             let _ = rustix::io::read(&self.door.wake, &mut counter);
-            let (done, busy) = self.workers.drain(..).partition(JoinHandle::is_finished);
+            let (done, busy): (Vec<_>, Vec<_>) =
+                self.workers.drain(..).partition(|worker| worker.thread.is_finished());
             self.workers = busy;
-            for worker in Vec::from_iter::<Vec<JoinHandle<()>>>(done) {
-                let _ = worker.join();
+            for worker in done {
+                let _ = worker.thread.join();
             }
             self.serve(&spoke);
             self.accept();
         }
-        // They notice the flag within a tick.
+        // They notice within a tick.
+        self.workers.iter().for_each(|worker| worker.state.stop.store(true, Ordering::Release));
         for worker in self.workers {
-            let _ = worker.join();
+            let _ = worker.thread.join();
         }
     }
 
-    /// Sleeps until something happens; which of the silent ones have something to say.
-    fn sleep(&self) -> Vec<bool> {
-        let may_serve = self.workers.len() < WORKERS;
-        let may_accept = self.silent.len() < SILENT;
-        let none = PollFlags::empty();
+    /// Sleeps until something happens; which of the silent ones may have something to say.
+    fn sleep(&mut self) -> Vec<bool> {
+        let now = Instant::now();
+        // While all threads are busy, those who speak wait, and are looked at now and then.
+        let busy = self.workers.len() >= WORKERS;
+        let ends = self.silent.front().map(|oldest| oldest.since + HANDSHAKE);
+        let next = if busy && !self.silent.is_empty() { Some(self.looked + TICK) } else { ends };
+        let timeout = next.map(|at| timespec(at.saturating_duration_since(now)));
+        let watched = if busy { PollFlags::empty() } else { PollFlags::IN | PollFlags::RDHUP };
         let mut fds = vec![PollFd::new(&self.door.wake, PollFlags::IN)];
-        fds.push(PollFd::new(&self.listener, if may_accept { PollFlags::IN } else { none }));
-        let served = if may_serve { PollFlags::IN } else { none };
-        fds.extend(self.silent.iter().map(|(stream, ..)| PollFd::new(stream, served)));
-        let oldest = self.silent.iter().map(|(.., since)| *since + HANDSHAKE).min();
-        let timeout = oldest.map(|at| timespec(at.saturating_duration_since(Instant::now())));
-        if poll(&mut fds, timeout.as_ref()).is_err() {
-            return vec![false; self.silent.len()];
+        fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        fds.extend(self.silent.iter().map(|silent| PollFd::new(&silent.stream, watched)));
+        let polled = poll(&mut fds, timeout.as_ref());
+        let look = busy && self.looked.elapsed() >= TICK;
+        let spoke = match polled {
+            Ok(_) => fds[2..].iter().map(|fd| look || !fd.revents().is_empty()).collect(),
+            Err(_) => vec![look; self.silent.len()],
+        };
+        if look {
+            self.looked = Instant::now();
         }
-        fds[2..].iter().map(|fd| may_serve && !fd.revents().is_empty()).collect()
+        spoke
     }
 
-    /// Starts handshakes with those who spoke, and sends the silent away.
+    /// Starts handshakes with those who have greeted, and sends the others away in time.
     fn serve(&mut self, spoke: &[bool]) {
         let mut spoke = spoke.iter();
-        let mut still = Vec::new();
-        for (stream, address, since) in std::mem::take(&mut self.silent) {
-            let speaks = *spoke.next().unwrap_or(&false);
-            if speaks && self.workers.len() < WORKERS {
-                self.spawn(stream, address);
-            } else if since.elapsed() < HANDSHAKE {
-                still.push((stream, address, since));
-            } else {
-                let what = "a first word".into();
-                self.door.stranger(address, &Error::Timeout { what, after: HANDSHAKE });
+        for silent in std::mem::take(&mut self.silent) {
+            let first =
+                if *spoke.next().unwrap_or(&false) { first_word(&silent.stream) } else { First::Little };
+            match first {
+                First::Wrong(why) => self.door.stranger(silent.address, &why),
+                First::Greeting if self.workers.len() < WORKERS => self.spawn(silent.stream, silent.address),
+                _ if silent.since.elapsed() >= HANDSHAKE => {
+                    let what = "a greeting".into();
+                    self.door.stranger(silent.address, &Error::Timeout { what, after: HANDSHAKE });
+                }
+                First::Greeting => {
+                    self.hurry();
+                    self.silent.push_back(silent);
+                }
+                First::Little => self.silent.push_back(silent),
             }
         }
-        self.silent = still;
+    }
+
+    /// Others wait: ends the handshake that has been going on longest, if that is long.
+    fn hurry(&self) {
+        let slow = |worker: &&Worker| {
+            !worker.state.proven.load(Ordering::Acquire) && !worker.state.stop.load(Ordering::Acquire)
+        };
+        let oldest = self.workers.iter().filter(slow).min_by_key(|worker| worker.since);
+        if let Some(oldest) = oldest.filter(|worker| worker.since.elapsed() >= GRACE) {
+            oldest.state.stop.store(true, Ordering::Release);
+        }
     }
 
     fn spawn(&mut self, stream: TcpStream, address: SocketAddr) {
-        let door = self.door.clone();
+        let (door, state) = (self.door.clone(), Arc::new(State::default()));
+        let shared = state.clone();
         let work = move || {
-            if let Err(why) = door.handshake(stream, address)
+            if let Err(why) = door.handshake(stream, address, &shared)
                 && !door.stop.load(Ordering::Acquire)
             {
                 door.stranger(address, &why);
             }
             door.ring();
         };
-        match thread::Builder::new().name(format!("nd-hello-{}", self.door.common.me)).spawn(work) {
-            Ok(worker) => self.workers.push(worker),
+        let name = format!("nd-hello-{}", self.door.common.me);
+        match thread::Builder::new().name(name).stack_size(STACK).spawn(work) {
+            Ok(thread) => self.workers.push(Worker { thread, since: Instant::now(), state }),
             Err(e) => {
                 self.door.common.arrivals.push(Err(Error::system("starting a thread for a handshake", e)))
             }
@@ -237,9 +340,15 @@ impl Accepting {
     }
 
     fn accept(&mut self) {
-        while self.silent.len() < SILENT {
+        for _ in 0..TURN {
             match self.listener.accept() {
-                Ok((stream, address)) => self.silent.push((stream, canonical(address), Instant::now())),
+                Ok((stream, address)) => {
+                    if self.silent.len() >= self.room {
+                        self.make_room();
+                    }
+                    let address = canonical(address);
+                    self.silent.push_back(Silent { stream, address, since: Instant::now() });
+                }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(e)
                     if matches!(
@@ -247,6 +356,9 @@ impl Accepting {
                         Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
                     ) =>
                 {
+                    if self.make_room() {
+                        continue;
+                    }
                     self.door.common.arrivals.push(Err(descriptors("accepting a connection", e)));
                     // The connection stays in the backlog: the listener would be ready again at once.
                     thread::sleep(TICK);
@@ -257,6 +369,40 @@ impl Accepting {
             }
         }
     }
+
+    /// Sends the oldest away; false if there is none.
+    fn make_room(&mut self) -> bool {
+        let Some(oldest) = self.silent.pop_front() else { return false };
+        let why = format!("said nothing while more than {} others waited", self.room);
+        self.door.stranger(oldest.address, &refused(oldest.address, &why));
+        true
+    }
+}
+
+/// Looks at the first bytes without taking them off.
+fn first_word(stream: &TcpStream) -> First {
+    let mut bytes = [0; HELLO_LEN];
+    let stranger = |why: &str| First::Wrong(Error::Refused { who: "a stranger".into(), why: why.into() });
+    match raw::peek(stream.as_fd(), &mut bytes) {
+        Ok(None) => First::Little,
+        Ok(Some(0)) => stranger(&format!("{CLOSED} without a word")),
+        Ok(Some(n)) => match greets(&bytes[..n]) {
+            Err(why) => First::Wrong(why),
+            Ok(true) => First::Greeting,
+            Ok(false) if ended(stream) => stranger(&format!("{CLOSED} in its greeting")),
+            // From here on it counts as readable once all of it is there.
+            Ok(false) => match raw::readable_from(stream.as_fd(), HELLO_LEN) {
+                Ok(()) => First::Little,
+                Err(e) => First::Wrong(Error::system("watching a connection", e)),
+            },
+        },
+        Err(e) => First::Wrong(Error::system("reading a greeting", e)),
+    }
+}
+
+/// Whether no more comes.
+fn ended(stream: &TcpStream) -> bool {
+    ready(stream.as_fd(), PollFlags::RDHUP, Duration::ZERO).unwrap_or(true)
 }
 
 /// A stream whose every read and write ends by one time, or when told to stop.
@@ -271,7 +417,7 @@ impl Timed<'_> {
     fn ready(&self, flags: PollFlags) -> io::Result<()> {
         loop {
             if self.stop.is_some_and(|stop| stop.load(Ordering::Acquire)) {
-                return Err(io::Error::other("this rank is closing"));
+                return Err(io::Error::other("ended from this side: others wait, or this rank is closing"));
             }
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -320,23 +466,6 @@ pub const WELCOME: &[u8] = b"welcome";
 pub const CROSSED: &[u8] = b"crossed";
 /// What a welcome peer says.
 pub const CONFIRMED: &[u8] = b"confirmed";
-/// The length of an identity.
-const IDENTITY: usize = 16;
-
-/// Who connects, and to whom.
-pub fn encode_identity(from: usize, to: usize) -> [u8; IDENTITY] {
-    let mut bytes = [0; IDENTITY];
-    bytes[..8].copy_from_slice(&(from as u64).to_le_bytes());
-    bytes[8..].copy_from_slice(&(to as u64).to_le_bytes());
-    bytes
-}
-
-fn decode_identity(bytes: &[u8]) -> Option<(usize, usize)> {
-    let (from, to) = bytes.split_first_chunk()?;
-    let to = to.try_into().ok()?;
-    Some((u64::from_le_bytes(*from).try_into().ok()?, u64::from_le_bytes(to).try_into().ok()?))
-}
-
 fn refused(who: SocketAddr, why: &str) -> Error {
     Error::Refused { who: who.to_string(), why: why.into() }
 }

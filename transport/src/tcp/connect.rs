@@ -2,19 +2,26 @@
 
 use std::io;
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::accept::canonical;
-use super::accept::{CONFIRMED, CONTEXT, CROSSED, Timed, WELCOME, encode_identity};
+use super::accept::{CONFIRMED, CONTEXT, CROSSED, Timed, WELCOME};
 use super::address::Candidate;
+use super::connection::Connection;
+use super::identity::{Identity, Side, keys};
+use super::link::Common;
 use super::listen::{descriptors, set_buffers};
-use crate::secure::{CLOSED, Secret, initiate};
+use crate::secure::{CLOSED, initiate};
 use crate::{Error, Result};
 
 /// How long one address may take while others remain.
 const PER_ADDRESS: Duration = Duration::from_secs(3);
+/// Between two tries of a peer that hung up, at first and at most.
+const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 /// Whom to connect to.
 #[derive(Debug, Clone, Copy)]
@@ -28,60 +35,91 @@ pub struct Target<'a> {
 /// What came of connecting.
 #[derive(Debug)]
 pub enum Connected {
-    /// The stream, in non-blocking mode, and by which candidate.
-    Stream(TcpStream, usize),
+    /// The connection, in non-blocking mode, and by which candidate.
+    Connection(Arc<Connection>, usize),
     /// The peer is connecting too, and its attempt holds.
     Crossed,
 }
 
-/// Connects and proves both sides.
-pub fn connect(
-    target: Target<'_>,
-    secret: &Secret,
-    buffer: Option<usize>,
-    until: Instant,
-) -> Result<Connected> {
-    let mut tried = Vec::new();
-    let mut refusal = None;
+/// Connects and proves both sides. A peer that hangs up in the middle may have had to make room for others: it is
+/// tried again as long as somebody listens there.
+pub fn connect(target: Target<'_>, common: &Common, until: Instant) -> Result<Connected> {
+    let mut pause = PAUSE;
+    loop {
+        let mut tried = Tried::default();
+        if let Some(connected) = once(target, common, until, &mut tried)? {
+            return Ok(connected);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if tried.hung_up && tried.refusal.is_none() && !left.is_zero() {
+            // Jitter, so that those who were sent away together do not come back together.
+            std::thread::sleep(pause.mul_f64(0.5 + rand::random::<f64>()).min(left));
+            pause = (pause * 2).min(PAUSE_MAX);
+            continue;
+        }
+        if tried.what.is_empty() {
+            let (rank, host) = (target.to, target.host);
+            tried.what.push(format!("rank {rank} on {host} has no address that this host could reach"));
+        }
+        let why = format!("tried {}", tried.what.join("; "));
+        return Err(tried.refusal.unwrap_or(Error::Unreachable { from: target.from, to: target.to, why }));
+    }
+}
+
+/// What came of one round through the addresses, if it was no connection.
+#[derive(Debug, Default)]
+struct Tried {
+    what: Vec<String>,
+    refusal: Option<Error>,
+    /// Somebody listened and ended the connection without an answer.
+    hung_up: bool,
+}
+
+/// Tries every address once.
+fn once(target: Target<'_>, common: &Common, until: Instant, tried: &mut Tried) -> Result<Option<Connected>> {
     for (at, candidate) in target.candidates.iter().enumerate() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            tried.push(format!("{} not tried, the time was over", candidate.to));
+            tried.what.push(format!("{} not tried, the time was over", candidate.to));
             continue;
         }
         let share = if at + 1 == target.candidates.len() { left } else { left.min(PER_ADDRESS) };
-        let stream = match open(candidate, buffer, share) {
+        let stream = match open(candidate, common.buffer, share) {
             Ok(stream) => stream,
             Err(e) if e.raw_os_error() == Some(libc::EMFILE) => {
                 return Err(descriptors(&format!("connecting to rank {}", target.to), e));
             }
             Err(e) => {
-                tried.push(format!("{}{} ({}): {e}", candidate.to, via(candidate), candidate.reason));
+                let by = via(candidate);
+                tried.what.push(format!("{}{by} ({}): {e}", candidate.to, candidate.reason));
                 continue;
             }
         };
         // Whoever accepts the connection answers from a thread of its own; it may be busy with many others.
-        match introduce(stream, target, secret, until) {
-            Ok(Some(stream)) => return Ok(Connected::Stream(stream, at)),
-            Ok(None) => return Ok(Connected::Crossed),
+        match introduce(stream, target, common, until) {
+            Ok(Some(connection)) => return Ok(Some(Connected::Connection(connection, at))),
+            Ok(None) => return Ok(Some(Connected::Crossed)),
             Err(e) => {
-                tried.push(format!("{}{}: {e}", candidate.to, via(candidate)));
-                // One that closes without an answer is leaving, or no peer at all: another address may be right.
-                if let Error::Refused { why, .. } = e
-                    && !why.starts_with(CLOSED)
-                {
-                    let who = format!("rank {} on {} ({})", target.to, target.host, candidate.to);
-                    refusal.get_or_insert(Error::Refused { who, why });
+                tried.what.push(format!("{}{}: {e}", candidate.to, via(candidate)));
+                match e {
+                    // Leaving, or making room, or no peer at all: another address may be right.
+                    Error::Refused { why, .. } if why.starts_with(CLOSED) => tried.hung_up = true,
+                    Error::System { source, .. } => tried.hung_up |= hung_up(&source),
+                    Error::Refused { why, .. } => {
+                        let who = format!("rank {} on {} ({})", target.to, target.host, candidate.to);
+                        tried.refusal.get_or_insert(Error::Refused { who, why });
+                    }
+                    _ => {}
                 }
             }
         }
     }
-    if tried.is_empty() {
-        tried
-            .push(format!("rank {} on {} has no address that this host could reach", target.to, target.host));
-    }
-    let why = format!("tried {}", tried.join("; "));
-    Err(refusal.unwrap_or(Error::Unreachable { from: target.from, to: target.to, why }))
+    Ok(None)
+}
+
+/// Closed with something unread.
+fn hung_up(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
 fn open(candidate: &Candidate, buffer: Option<usize>, timeout: Duration) -> io::Result<TcpStream> {
@@ -112,15 +150,16 @@ pub fn tune(stream: &TcpStream) -> io::Result<()> {
     SockRef::from(stream).set_tcp_keepalive(&alive)
 }
 
-/// The stream once both sides hold it; none where the peer's own attempt holds.
+/// The connection once both sides hold it; none where the peer's own attempt holds.
 fn introduce(
     stream: TcpStream,
     target: Target<'_>,
-    secret: &Secret,
+    common: &Common,
     until: Instant,
-) -> Result<Option<TcpStream>> {
-    let mut session = initiate(Timed { stream, until, stop: None }, secret, CONTEXT)?;
-    session.send(&encode_identity(target.from, target.to))?;
+) -> Result<Option<Arc<Connection>>> {
+    let mut session = initiate(Timed { stream, until, stop: None }, &common.secret, CONTEXT)?;
+    let identity = Identity { from: target.from, to: target.to, encrypts: common.records_per_key.is_some() };
+    session.send(&identity.encode())?;
     let answer = session.receive(256)?;
     if answer == CROSSED {
         return Ok(None);
@@ -130,9 +169,10 @@ fn introduce(
         return Err(Error::Refused { who: "the other side".into(), why });
     }
     session.send(CONFIRMED)?;
+    let keys = keys(&session, common, identity, Side::Initiator);
     let stream = session.into_inner().stream;
     stream.set_nonblocking(true).map_err(|e| Error::system("preparing a connection", e))?;
-    Ok(Some(stream))
+    Ok(Some(Arc::new(Connection::new(stream, keys.as_ref()))))
 }
 
 fn via(candidate: &Candidate) -> String {

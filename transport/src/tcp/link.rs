@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::accept::canonical;
 use super::address::Candidate;
 use super::connect::{Connected, Target, connect};
+use super::connection::Connection;
 use super::landing::Landings;
 use super::meeting::{Arrival, Arrivals, Dialled, Meeting, Turn};
 use super::outgoing::{Gone, Outgoing};
@@ -24,11 +25,20 @@ pub struct Common {
     pub secret: Secret,
     pub buffer: Option<usize>,
     pub timeout: Duration,
+    /// Encrypted records after which a connection changes its key; none: nothing is encrypted.
+    pub records_per_key: Option<u64>,
     pub arrivals: Arrivals,
     /// How many links have something waiting.
     pub waiting: AtomicUsize,
     pub closed: AtomicBool,
     pub given_up: AtomicBool,
+}
+
+impl Common {
+    /// What descriptions of connections say.
+    fn sealed(&self) -> &'static str {
+        if self.records_per_key.is_some() { " encrypted" } else { "" }
+    }
 }
 
 /// The way to one peer by TCP.
@@ -122,7 +132,7 @@ impl TcpLink {
             Ok((sent, blocked)) => {
                 self.sent.fetch_add(sent as u64, Ordering::AcqRel);
                 self.blocked.store(blocked, Ordering::Release);
-                self.set_waiting(!out.pending.is_empty());
+                self.set_waiting(out.waits());
                 sent > 0
             }
             Err(e) => {
@@ -176,13 +186,13 @@ impl TcpLink {
 
     /// A connection: the peer's, if it has come or is about to, or one that this rank opens.
     #[cold]
-    fn meet(&self, within: Duration) -> Result<Arc<TcpStream>> {
+    fn meet(&self, within: Duration) -> Result<Arc<Connection>> {
         let common = &self.common;
         let until = Instant::now() + within;
         let unreachable = |why| Error::Unreachable { from: common.me, to: self.peer, why };
         loop {
             match self.meeting.approach(until) {
-                Turn::Use(stream) => return Ok(stream),
+                Turn::Use(connection) => return Ok(connection),
                 Turn::Dial => {}
                 Turn::Leave => {
                     if let Some(gone) = self.gone.get() {
@@ -194,12 +204,11 @@ impl TcpLink {
             }
             let target =
                 Target { from: common.me, to: self.peer, host: &self.host, candidates: &self.candidates };
-            match connect(target, &common.secret, common.buffer, until) {
-                Ok(Connected::Stream(stream, at)) => {
-                    self.set_path(&stream, at);
-                    let stream = Arc::new(stream);
-                    common.arrivals.push(Ok(Arrival { slot: self.slot, stream: stream.clone() }));
-                    self.meeting.dialled(Dialled::Stream(stream));
+            match connect(target, common, until) {
+                Ok(Connected::Connection(connection, at)) => {
+                    self.set_path(&connection.stream, at);
+                    common.arrivals.push(Ok(Arrival { slot: self.slot, connection: connection.clone() }));
+                    self.meeting.dialled(Dialled::Connection(connection));
                 }
                 Ok(Connected::Crossed) => self.meeting.dialled(Dialled::Crossed),
                 Err(e) => {
@@ -217,17 +226,19 @@ impl TcpLink {
         let candidate = &self.candidates[at];
         let ours = stream.local_addr().map_or_else(|_| "?".into(), |a| a.to_string());
         let via = candidate.via.as_ref().map_or_else(String::new, |v| format!(" ({v})"));
-        let _ = self.path.set(format!("tcp {ours}{via} -> {}: {}", candidate.to, candidate.reason));
+        let sealed = self.common.sealed();
+        let _ = self.path.set(format!("tcp{sealed} {ours}{via} -> {}: {}", candidate.to, candidate.reason));
     }
 
     /// What the peer's connection, which has just been confirmed, is.
-    pub(super) fn answered(&self, stream: Arc<TcpStream>) {
+    pub(super) fn answered(&self, connection: Arc<Connection>) {
         let address =
             |a: std::io::Result<SocketAddr>| a.map_or_else(|_| "?".into(), |a| canonical(a).to_string());
+        let stream = &connection.stream;
         let (ours, theirs) = (address(stream.local_addr()), address(stream.peer_addr()));
-        let _ = self.path.set(format!("tcp {ours} <- {theirs}: the peer connected"));
-        self.common.arrivals.push(Ok(Arrival { slot: self.slot, stream: stream.clone() }));
-        self.meeting.answered(Some(stream));
+        let _ = self.path.set(format!("tcp{} {ours} <- {theirs}: the peer connected", self.common.sealed()));
+        self.common.arrivals.push(Ok(Arrival { slot: self.slot, connection: connection.clone() }));
+        self.meeting.answered(Some(connection));
     }
 
     /// The connection, opened if this is the first use.
@@ -247,12 +258,12 @@ impl TcpLink {
                 return Err(Error::Unreachable { from: self.common.me, to: self.peer, why });
             }
             let until = Instant::now() + within;
-            let stream = self.meet(within).inspect_err(|e| {
+            let connection = self.meet(within).inspect_err(|e| {
                 if within >= self.common.timeout || Instant::now() < until {
                     let _ = self.gone.set(Gone::lost(e.to_string()));
                 }
             })?;
-            *guard = Some(Outgoing::new(stream));
+            *guard = Some(Outgoing::new(connection));
         }
         Ok(guard.as_mut().expect("opened above"))
     }
@@ -260,7 +271,7 @@ impl TcpLink {
     /// What the endpoint sends its goodbye on, if there is a connection.
     pub(super) fn joined<'a>(&self, guard: &'a mut Option<Outgoing>) -> Option<&'a mut Outgoing> {
         if guard.is_none() {
-            *guard = self.meeting.stream().map(Outgoing::new);
+            *guard = self.meeting.connection().map(Outgoing::new);
         }
         guard.as_mut()
     }
@@ -304,7 +315,7 @@ impl Link for TcpLink {
     }
 
     fn connected(&self) -> bool {
-        self.meeting.stream().is_some()
+        self.meeting.connection().is_some()
     }
 
     fn reach(&self, within: Duration) -> Result<bool> {

@@ -4,11 +4,11 @@
 //! A rank that connects says who it is, is told that it is welcome, and confirms; then both sides hold the stream for
 //! good. The higher rank of two that try at once is told that the other is on its way, and waits.
 
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::connection::Connection;
 use crate::Result;
 
 /// After so long a rank that waits for a peer to arrive tries again itself: the peer may have given up.
@@ -26,7 +26,7 @@ enum State {
     /// The peer has connected, and is proving who it is.
     Answering,
     /// There is a connection.
-    Together(Arc<TcpStream>),
+    Together(Arc<Connection>),
     /// There was one.
     Over,
 }
@@ -46,7 +46,7 @@ pub enum Turn {
     /// It connects, and reports by [`Meeting::dialled`].
     Dial,
     /// It uses this.
-    Use(Arc<TcpStream>),
+    Use(Arc<Connection>),
     /// It gives up: the peer did not come in time, or there was a connection and it is over.
     Leave,
 }
@@ -55,7 +55,7 @@ pub enum Turn {
 #[derive(Debug)]
 pub enum Dialled {
     /// With a connection.
-    Stream(Arc<TcpStream>),
+    Connection(Arc<Connection>),
     /// The peer is connecting too, and its attempt holds.
     Crossed,
     /// Without.
@@ -77,9 +77,9 @@ impl Meeting {
     }
 
     /// The connection, if there is one.
-    pub fn stream(&self) -> Option<Arc<TcpStream>> {
+    pub fn connection(&self) -> Option<Arc<Connection>> {
         match &*self.state() {
-            State::Together(stream) => Some(stream.clone()),
+            State::Together(connection) => Some(connection.clone()),
             _ => None,
         }
     }
@@ -95,7 +95,7 @@ impl Meeting {
         let again = Instant::now() + PATIENCE;
         loop {
             let wait = match &*state {
-                State::Together(stream) => return Turn::Use(stream.clone()),
+                State::Together(connection) => return Turn::Use(connection.clone()),
                 State::Over => return Turn::Leave,
                 State::Apart => Duration::ZERO,
                 State::Dialing | State::Answering => until.saturating_duration_since(Instant::now()),
@@ -117,7 +117,7 @@ impl Meeting {
         let mut state = self.state();
         let to = match (&*state, how) {
             (State::Over, _) => return,
-            (_, Dialled::Stream(stream)) => State::Together(stream),
+            (_, Dialled::Connection(connection)) => State::Together(connection),
             (State::Dialing, Dialled::Crossed) => State::Expecting,
             (State::Dialing, Dialled::Failed) => State::Apart,
             _ => return,
@@ -140,10 +140,10 @@ impl Meeting {
     }
 
     /// The peer confirmed, and this is the connection; or it did not.
-    pub fn answered(&self, stream: Option<Arc<TcpStream>>) {
+    pub fn answered(&self, connection: Option<Arc<Connection>>) {
         let mut state = self.state();
         if matches!(*state, State::Answering) {
-            self.set(&mut state, stream.map_or(State::Apart, State::Together));
+            self.set(&mut state, connection.map_or(State::Apart, State::Together));
         }
     }
 
@@ -160,7 +160,7 @@ pub struct Arrival {
     /// The peer's place.
     pub slot: usize,
     /// To read from, in non-blocking mode.
-    pub stream: Arc<TcpStream>,
+    pub connection: Arc<Connection>,
 }
 
 /// Connections on their way to the endpoint.
@@ -204,13 +204,14 @@ impl Arrivals {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use super::*;
 
-    fn stream() -> Arc<TcpStream> {
+    fn connection() -> Arc<Connection> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap())
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        Arc::new(Connection::new(stream, None))
     }
 
     fn soon() -> Instant {
@@ -227,10 +228,10 @@ mod tests {
         high.dialled(Dialled::Crossed);
         std::thread::scope(|s| {
             let waits = s.spawn(|| high.approach(soon()));
-            high.answered(Some(stream()));
+            high.answered(Some(connection()));
             assert!(matches!(waits.join().unwrap(), Turn::Use(_)));
         });
-        low.dialled(Dialled::Stream(stream()));
+        low.dialled(Dialled::Connection(connection()));
         assert!(matches!(low.approach(soon()), Turn::Use(_)));
         assert!(!low.answer() && !high.answer(), "one connection is enough");
     }
@@ -242,8 +243,8 @@ mod tests {
         high.dialled(Dialled::Crossed);
         assert!(matches!(high.approach(Instant::now()), Turn::Leave), "it never came");
         assert!(high.answer());
-        high.answered(Some(stream()));
-        assert!(high.stream().is_some());
+        high.answered(Some(connection()));
+        assert!(high.connection().is_some());
     }
 
     #[test]
@@ -258,8 +259,8 @@ mod tests {
         low.answered(None);
         assert!(matches!(low.approach(soon()), Turn::Dial));
         low.end();
-        low.dialled(Dialled::Stream(stream()));
-        assert!(low.stream().is_none());
+        low.dialled(Dialled::Connection(connection()));
+        assert!(low.connection().is_none());
         assert!(matches!(low.approach(soon()), Turn::Leave));
     }
 }

@@ -11,7 +11,10 @@
 //! | `accept` | answering: strangers out, peers in; the only threads here |
 //! | `connect` | opening a connection |
 //! | `meeting` | which of two ranks opens it |
+//! | `connection` | one of them: its stream and keys |
+//! | `identity` | who connects, and the keys that follow |
 //! | `wire` | frames; pure |
+//! | `seal` | encrypted records around them; pure |
 //! | `outgoing`, `link` | sending |
 //! | `receive` | receiving |
 //! | `landing` | the caller's memory that a peer may put into |
@@ -31,6 +34,8 @@
 mod accept;
 pub mod address;
 mod connect;
+mod connection;
+pub mod identity;
 pub mod interfaces;
 mod landing;
 mod link;
@@ -40,6 +45,7 @@ mod outgoing;
 mod rails;
 mod raw;
 mod receive;
+pub mod seal;
 #[cfg(test)]
 mod tests;
 pub mod wire;
@@ -125,6 +131,7 @@ impl Tcp {
             secret: secret.clone(),
             buffer: config.socket_buffer,
             timeout: config.start_timeout,
+            records_per_key: config.encrypt.then_some(config.records_per_key),
             arrivals: Arrivals::new(waker),
             waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -243,14 +250,14 @@ impl Tcp {
         }
     }
 
-    fn take(&self, inbox: &mut Inbox, Arrival { slot, stream }: Arrival) -> Result<()> {
-        let fd = stream.as_raw_fd();
+    fn take(&self, inbox: &mut Inbox, Arrival { slot, connection }: Arrival) -> Result<()> {
+        let fd = connection.stream.as_raw_fd();
         let both = Interest::READABLE | Interest::WRITABLE;
         inbox.poll.registry().register(&mut SourceFd(&fd), Token(slot), both).map_err(|e| {
             Error::system(format!("watching the connection with rank {}", self.links[slot].peer), e)
         })?;
         inbox.live.push(slot);
-        inbox.incoming[slot] = Some(Incoming::new(stream));
+        inbox.incoming[slot] = Some(Incoming::new(connection));
         Ok(())
     }
 
@@ -333,7 +340,7 @@ impl Tcp {
         self.until_all(inbox, until, |link| {
             let mut guard = link.out();
             let Some(out) = guard.as_mut() else { return true };
-            let sent = out.broken.is_some() || out.flush().is_err() || out.pending.is_empty();
+            let sent = out.broken.is_some() || out.flush().is_err() || !out.waits();
             if sent {
                 out.finish();
             }
@@ -393,7 +400,7 @@ impl Inbox {
     fn drain(&mut self, slot: usize) {
         for _ in 0..64 {
             let Some(incoming) = &self.incoming[slot] else { return };
-            match raw::receive(incoming.stream.as_fd(), &mut self.buffer) {
+            match raw::receive(incoming.connection.stream.as_fd(), &mut self.buffer) {
                 Ok(None) => return,
                 Ok(Some(0)) | Err(_) => self.incoming[slot] = None,
                 Ok(Some(_)) => {}

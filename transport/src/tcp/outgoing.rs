@@ -1,10 +1,13 @@
 //! The sending half of a connection: what waits, and the goodbye.
 
-use std::net::{Shutdown, TcpStream};
+use std::io;
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use super::connection::Connection;
 use super::raw::{self, Pending};
+use super::seal::Sealer;
 use super::wire::goodbye;
 
 /// How a peer left.
@@ -34,7 +37,7 @@ impl Gone {
 /// Sends on a connection.
 #[derive(Debug)]
 pub struct Outgoing {
-    pub stream: Arc<TcpStream>,
+    connection: Arc<Connection>,
     pub pending: Pending,
     /// Why nothing can be sent any more. What the peer said before is still to be read, and tells whose fault it is.
     pub broken: Option<String>,
@@ -47,15 +50,23 @@ pub struct Outgoing {
 const TURN: usize = 4 << 20;
 
 impl Outgoing {
-    pub fn new(stream: Arc<TcpStream>) -> Outgoing {
-        Outgoing { stream, pending: Pending::default(), broken: None, owes: false }
+    pub fn new(connection: Arc<Connection>) -> Outgoing {
+        Outgoing { connection, pending: Pending::default(), broken: None, owes: false }
+    }
+
+    /// Whether something waits that the kernel did not take.
+    pub fn waits(&self) -> bool {
+        !self.pending.is_empty() || self.connection.sealer().is_some_and(|sealer| !sealer.rest().is_empty())
     }
 
     /// Hands waiting bytes to the kernel: how many, and whether it would take no more.
-    pub fn flush(&mut self) -> std::io::Result<(usize, bool)> {
+    pub fn flush(&mut self) -> io::Result<(usize, bool)> {
+        if let Some(mut sealer) = self.connection.sealer() {
+            return flush_sealed(&self.connection, &mut sealer, &mut self.pending);
+        }
         let mut total = 0;
         while !self.pending.is_empty() && total < TURN {
-            match self.pending.flush(self.stream.as_fd())? {
+            match self.pending.flush(self.connection.stream.as_fd())? {
                 0 => return Ok((total, true)),
                 n => total += n,
             }
@@ -64,10 +75,10 @@ impl Outgoing {
     }
 
     /// Sending failed: lent memory is not touched from here on, and the receiving half comes to its end.
-    pub fn fail(&mut self, e: &std::io::Error) {
+    pub fn fail(&mut self, e: &io::Error) {
         self.broken = Some(format!("sending to it failed: {e}"));
         self.pending.clear();
-        let _ = self.stream.shutdown(Shutdown::Both);
+        let _ = self.connection.stream.shutdown(Shutdown::Both);
     }
 
     /// Adds the last frame.
@@ -78,11 +89,33 @@ impl Outgoing {
     /// Ends the stream after what was handed to the kernel.
     pub fn finish(&mut self) {
         self.pending.clear();
-        let _ = self.stream.shutdown(Shutdown::Write);
+        let _ = self.connection.stream.shutdown(Shutdown::Write);
     }
 
     /// Whether the peer's kernel has all that was sent: from then on nothing can take it back.
     pub fn arrived(&self) -> bool {
-        raw::acknowledged(self.stream.as_fd())
+        raw::acknowledged(self.connection.stream.as_fd())
     }
+}
+
+/// The same, in encrypted records.
+fn flush_sealed(
+    connection: &Connection,
+    sealer: &mut Sealer,
+    pending: &mut Pending,
+) -> io::Result<(usize, bool)> {
+    let mut total = 0;
+    while total < TURN {
+        if sealer.rest().is_empty() {
+            sealer.seal(|to, most| pending.take(to, most));
+            if sealer.rest().is_empty() {
+                break;
+            }
+        }
+        match raw::send(connection.stream.as_fd(), sealer.rest())? {
+            0 => return Ok((total, true)),
+            n => total += sealer.sent(n),
+        }
+    }
+    Ok((total, false))
 }

@@ -1,13 +1,15 @@
 //! One connection from a peer: its frames become memory and counters of our region, or memory that was opened to it.
 
-use std::net::TcpStream;
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::connection::Connection;
 use super::landing::{self, Found, Landings};
 use super::raw;
+use super::seal::Opener;
 use super::wire::{Decoder, Put, Step};
 use crate::Region;
 
@@ -58,17 +60,23 @@ impl Memory<'_> {
 /// A connection from a peer.
 #[derive(Debug)]
 pub struct Incoming {
-    pub stream: Arc<TcpStream>,
-    decoder: Decoder,
+    pub connection: Arc<Connection>,
+    frames: Frames,
     /// The poll said that something is there, and it was not yet read to its end.
     pub ready: bool,
+}
+
+/// What comes, as frames.
+#[derive(Debug, Default)]
+struct Frames {
+    decoder: Decoder,
     /// The last put was large, so the next one probably is.
     large: bool,
 }
 
 impl Incoming {
-    pub fn new(stream: Arc<TcpStream>) -> Incoming {
-        Incoming { stream, decoder: Decoder::default(), ready: true, large: false }
+    pub fn new(connection: Arc<Connection>) -> Incoming {
+        Incoming { connection, frames: Frames::default(), ready: true }
     }
 
     /// Receives what is there, up to one turn; whether anything was, and the end if it came.
@@ -92,6 +100,40 @@ impl Incoming {
     }
 
     fn once(&mut self, memory: &Memory<'_>, buffer: &mut [u8]) -> Result<Option<Got>, End> {
+        let fd = self.connection.stream.as_fd();
+        match self.connection.opener() {
+            Some(mut opener) => self.frames.receive_sealed(fd, memory, &mut opener),
+            None => self.frames.receive(fd, memory, buffer),
+        }
+    }
+}
+
+impl Frames {
+    /// What lies in records is copied to where it belongs once its record was found authentic.
+    fn receive_sealed(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        memory: &Memory<'_>,
+        opener: &mut Opener,
+    ) -> Result<Option<Got>, End> {
+        let room = opener.room();
+        let len = room.len();
+        let got = raw::receive(fd, room);
+        let within = opener.within_record();
+        let Some(n) = self.received(got, within)? else { return Ok(None) };
+        opener.received(n);
+        while let Some(plain) = opener.open().map_err(|e| End::Broke(e.to_string()))? {
+            self.parse(memory, plain)?;
+        }
+        Ok(Some(Got { bytes: n, full: n == len }))
+    }
+
+    fn receive(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        memory: &Memory<'_>,
+        buffer: &mut [u8],
+    ) -> Result<Option<Got>, End> {
         let awaited = self.decoder.awaited().filter(|(put, done)| put.len - done >= IN_PLACE);
         let place = match awaited {
             Some((put, done)) => {
@@ -104,22 +146,28 @@ impl Incoming {
         let (got, room, in_place) = match place {
             Some((to, here, ends)) => {
                 let tail = if ends { TAIL } else { 0 };
-                let got = raw::receive_in_place(self.stream.as_fd(), (to, here), &mut buffer[..tail]);
-                (got, here + tail, here)
+                (raw::receive_in_place(fd, (to, here), &mut buffer[..tail]), here + tail, here)
             }
             None => {
                 let room = if self.large && awaited.is_none() { TAIL } else { buffer.len() };
-                (raw::receive(self.stream.as_fd(), &mut buffer[..room]), room, 0)
+                (raw::receive(fd, &mut buffer[..room]), room, 0)
             }
         };
-        let n = match got.map_err(|e| self.vanished(&e.to_string()))? {
-            None => return Ok(None),
-            Some(0) => return Err(self.vanished("it closed the connection without a goodbye")),
-            Some(n) => n,
-        };
+        let Some(n) = self.received(got, false)? else { return Ok(None) };
         self.decoder.received(n.min(in_place) as u64);
         self.parse(memory, &buffer[..n.saturating_sub(in_place)])?;
         Ok(Some(Got { bytes: n, full: n == room }))
+    }
+
+    /// How many bytes came, or why none will. `within` says that something was half received that no frame shows.
+    fn received(&self, got: io::Result<Option<usize>>, within: bool) -> Result<Option<usize>, End> {
+        let cause = match got {
+            Ok(Some(0)) => "it closed the connection without a goodbye".into(),
+            Ok(some) => return Ok(some),
+            Err(e) => e.to_string(),
+        };
+        let between = self.decoder.between_frames() && !within;
+        Err(End::Lost(format!("{cause}{}", if between { "" } else { ", in the middle of a message" })))
     }
 
     fn parse(&mut self, memory: &Memory<'_>, mut input: &[u8]) -> Result<(), End> {
@@ -148,11 +196,6 @@ impl Incoming {
                 Step::Goodbye => return Err(End::Goodbye),
             }
         }
-    }
-
-    fn vanished(&self, cause: &str) -> End {
-        let within = if self.decoder.between_frames() { "" } else { ", in the middle of a message" };
-        End::Lost(format!("{cause}{within}"))
     }
 }
 

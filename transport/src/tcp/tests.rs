@@ -14,6 +14,9 @@ use crate::shm::ShmCard;
 use crate::sys::{Mapping, memory_file};
 use crate::{Family, HostId, Part, Signal, Window};
 
+mod encrypted;
+mod strangers;
+
 const MIB: usize = 1 << 20;
 
 struct Rank {
@@ -403,8 +406,8 @@ impl Rank {
     /// As a killed process: the kernel closes its sockets.
     fn vanish(&self) {
         self.tcp.acceptor.lock().unwrap().stop();
-        for stream in self.tcp.links.iter().filter_map(|link| link.meeting.stream()) {
-            stream.shutdown(std::net::Shutdown::Both).unwrap();
+        for stream in self.tcp.links.iter().filter_map(|link| link.meeting.connection()) {
+            stream.stream.shutdown(std::net::Shutdown::Both).unwrap();
         }
     }
 }
@@ -431,14 +434,18 @@ fn two_that_speak_first_at_the_same_time_have_one_connection() {
             let (a, b) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
             (accept::canonical(a).min(accept::canonical(b)), accept::canonical(a).max(accept::canonical(b)))
         };
-        let streams: Vec<_> =
-            all.iter().flat_map(|r| &r.tcp.links).filter_map(|l| Some(ends(&*l.meeting.stream()?))).collect();
+        let streams: Vec<_> = all
+            .iter()
+            .flat_map(|r| &r.tcp.links)
+            .filter_map(|l| Some(ends(&l.meeting.connection()?.stream)))
+            .collect();
         let connections: std::collections::HashSet<_> = streams.iter().collect();
         assert_eq!((streams.len(), connections.len()), (6, 3));
         // The same for both directions.
         for rank in &all {
             for (link, incoming) in rank.tcp.links.iter().zip(&rank.tcp.inbox().incoming) {
-                assert!(Arc::ptr_eq(&link.meeting.stream().unwrap(), &incoming.as_ref().unwrap().stream));
+                let incoming = incoming.as_ref().unwrap();
+                assert!(Arc::ptr_eq(&link.meeting.connection().unwrap(), &incoming.connection));
             }
         }
     }

@@ -1,0 +1,135 @@
+//! Ranks as processes: a test starts its own program again, as the ignored test that plays a rank, and watches it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A process that plays a rank; killed when dropped. What it says goes to files.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    /// Standard output.
+    pub out: PathBuf,
+    /// Standard error.
+    pub err: PathBuf,
+}
+
+/// What the system says of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Open files.
+    pub files: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Resident memory, KiB.
+    pub memory: usize,
+}
+
+impl Process {
+    /// Starts the ignored test `role` of this program with these variables, and at most `files` open files; what it
+    /// says goes into `folder`.
+    pub fn start(
+        role: &str,
+        name: &str,
+        variables: &[(&str, &str)],
+        files: u64,
+        folder: &std::path::Path,
+    ) -> Process {
+        let program = std::env::current_exe().expect("this program");
+        let (out, err) = (folder.join(format!("{name}.out")), folder.join(format!("{name}.err")));
+        let child = Command::new("sh")
+            .args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\"")])
+            .arg(program)
+            .args(["--exact", role, "--ignored", "--nocapture", "--test-threads=1"])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(fs::File::create(&out).expect("a file"))
+            .stderr(fs::File::create(&err).expect("a file"))
+            .spawn()
+            .expect("it starts");
+        Process { child, out, err }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it is told on its standard input, which ends when this is dropped.
+    pub fn input(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
+    }
+
+    /// Everything that it has said so far.
+    pub fn said(&self) -> String {
+        let read = |path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+        format!("{}{}", read(&self.out), read(&self.err))
+    }
+
+    /// Waits until it has said `word`; panics with all that it said if it ends before, or says it not within two
+    /// minutes.
+    pub fn wait_for(&mut self, word: &str) {
+        self.wait_until(&format!("says {word}"), |process| process.said().contains(word));
+    }
+
+    /// Waits until something holds.
+    pub fn wait_until(&mut self, what: &str, mut done: impl FnMut(&Process) -> bool) {
+        let until = Instant::now() + Duration::from_secs(120);
+        while !done(self) {
+            let ended = self.child.try_wait().expect("its state");
+            if let Some(status) = ended.filter(|_| !done(self)) {
+                panic!("it ended ({status}) before it {what}:\n{}", self.said());
+            }
+            assert!(Instant::now() < until, "it never {what}:\n{}", self.said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for its end; whether it was a success.
+    pub fn end(&mut self) -> bool {
+        drop(self.child.stdin.take());
+        self.child.wait().expect("its end").success()
+    }
+
+    /// What it has at present.
+    pub fn usage(&self) -> Usage {
+        let count =
+            |what: &str| fs::read_dir(format!("/proc/{}/{what}", self.id())).map_or(0, Iterator::count);
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap_or_default();
+        let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let memory = memory.and_then(|m| m.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
+        Usage { files: count("fd"), threads: count("task"), memory }
+    }
+
+    /// The TCP ports that it listens on.
+    pub fn ports(&self) -> Vec<u16> {
+        let sockets: Vec<String> = fs::read_dir(format!("/proc/{}/fd", self.id()))
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()?.into_os_string().into_string().ok())
+            .filter_map(|link| Some(link.strip_prefix("socket:[")?.trim_end_matches(']').to_owned()))
+            .collect();
+        let mut ports = Vec::new();
+        for table in ["tcp", "tcp6"] {
+            let text = fs::read_to_string(format!("/proc/{}/net/{table}", self.id())).unwrap_or_default();
+            for line in text.lines().skip(1) {
+                // sl local_address rem_address st … inode; see proc_net_tcp(5). 0A: it listens.
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                let inode = fields.get(9).is_some_and(|inode| sockets.iter().any(|s| s == inode));
+                if inode && fields.get(3) == Some(&"0A") {
+                    let port = fields[1].rsplit_once(':').map(|(_, port)| u16::from_str_radix(port, 16));
+                    ports.extend(port.and_then(Result::ok));
+                }
+            }
+        }
+        ports
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
