@@ -6,7 +6,7 @@
 //! | `clock` | time, as cheaply as the processor can tell |
 //! | `ring` | the last calls, in memory that is allocated once |
 //! | `identity` | which job and communicator they belong to |
-//! | [`file`] | what is written, and how it is read — *pure* |
+//! | [`mod@file`] | what is written, and how it is read — *pure* |
 //! | `save` | writes a file whole or not at all |
 //! | `trace` | all calls, as a Chrome trace |
 //! | [`diagnose`](diagnose()) | who is to blame, by the files of many ranks — *pure* |
