@@ -233,6 +233,10 @@ impl Recorder {
         let rank = self.identity.rank;
         let made = if private { Ok(()) } else { std::fs::create_dir_all(&folder) };
         match made.and_then(|()| self.save(&path, !private)) {
+            // Whoever found out by itself has said so.
+            Ok(()) if matches!(error, Error::PeerFailed { .. }) => {
+                tracing::info!("rank {rank}: its last calls are in {}", path.display());
+            }
             Ok(()) => tracing::warn!(
                 "rank {rank}: its last calls are in {}; `nd-topo diagnose {}` reads those of all ranks and names the culprit",
                 path.display(),
