@@ -125,7 +125,7 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Whether the memory of this put may be reused.
     fn flushed(&self, ticket: Ticket) -> bool;
 
-    /// The peer's region from offset `at`, `len` bytes, as plain memory ([`Abilities::MAP`]).
+    /// The peer's region from offset `at`, `len` bytes, as plain memory ([`Abilities::MAP`]); none outside it.
     fn map(&self, at: u64, len: u64) -> Option<NonNull<u8>>;
 
     /// Copies `len` bytes from the peer's own address `from` ([`Abilities::READ`]).

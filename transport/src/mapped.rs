@@ -44,8 +44,9 @@ impl Mapped {
         self.wake();
     }
 
-    pub fn map(&self, at: u64, len: u64) -> NonNull<u8> {
-        self.region.at(at, len)
+    /// None outside the region: peers say where, and may be wrong.
+    pub fn map(&self, at: u64, len: u64) -> Option<NonNull<u8>> {
+        self.region.within(at, len)
     }
 
     #[inline]

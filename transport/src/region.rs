@@ -1,6 +1,7 @@
 //! A rank's own memory that its peers may write, read or map.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -30,9 +31,8 @@ pub struct Region {
     /// The memory belongs to the process that made it; a child of fork shares it, and must leave it alone.
     forked: Forked,
     free: Mutex<BTreeMap<u64, u64>>,
-    windows: Mutex<BTreeMap<u64, u64>>,
-    /// Windows that were taken out of the shared memory, and whether there are any.
-    detached: Mutex<BTreeMap<u64, u64>>,
+    /// Ranges that were taken out of the shared memory, and whether there are any.
+    detached: Mutex<Vec<Range<u64>>>,
     any_detached: AtomicBool,
     exposed: RwLock<BTreeMap<u64, u64>>,
     /// Windows that nobody here needs any more and peers may still put into.
@@ -56,7 +56,6 @@ impl Region {
             len,
             forked: Forked::here(),
             free: Mutex::new(BTreeMap::from([(HEADER, len - HEADER)])),
-            windows: Mutex::default(),
             detached: Mutex::default(),
             any_detached: AtomicBool::new(false),
             exposed: RwLock::default(),
@@ -86,7 +85,6 @@ impl Region {
         if exposed {
             self.exposed.write().unwrap_or_else(PoisonError::into_inner).insert(at, size);
         }
-        locked(&self.windows).insert(at, size);
         Ok(Window { region: self.clone(), at, len, size })
     }
 
@@ -112,9 +110,8 @@ impl Region {
             return;
         }
         self.exposed.write().unwrap_or_else(PoisonError::into_inner).remove(&at);
-        locked(&self.windows).remove(&at);
-        // What is not shared can be no window of anybody again.
-        if locked(&self.detached).contains_key(&at) {
+        // What is not shared can be no window of anybody again, nor can what is around it.
+        if self.detaches(at, size) {
             return;
         }
         self.mapping.release(self.start + at as usize, size as usize);
@@ -144,6 +141,12 @@ impl Region {
 
     fn free(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
         locked(&self.free)
+    }
+
+    /// The address of `len` bytes from `offset` on, if they lie inside.
+    pub fn within(&self, offset: u64, len: u64) -> Option<NonNull<u8>> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        inside.then(|| self.at(offset, len))
     }
 
     /// The address of `len` bytes from `offset` on; the caller knows that they lie inside.
@@ -180,24 +183,28 @@ impl Region {
     pub fn offset_of(&self, ptr: *const u8, len: usize) -> Option<u64> {
         let first = (ptr as usize).checked_sub(self.mapping.base_address() + self.start)? as u64;
         let inside = first.checked_add(len as u64)? <= self.len;
-        (inside && !self.is_detached(first)).then_some(first)
+        (inside && !self.detaches(first, len as u64)).then_some(first)
     }
 
-    fn is_detached(&self, offset: u64) -> bool {
-        self.any_detached.load(Ordering::Relaxed) && covers(&locked(&self.detached), offset).is_some()
+    /// Whether some of this region is no longer shared: what was known of the place of buffers may have changed.
+    #[inline]
+    pub fn any_detached(&self) -> bool {
+        self.any_detached.load(Ordering::Acquire)
     }
 
-    /// Takes the window at `offset` out of the shared memory, with what it holds, because a peer that may still write there
-    /// cannot be waited for: its owner keeps it as plain memory.
-    pub fn detach(&self, offset: u64) -> Result<()> {
-        let Some((at, size)) = covers(&locked(&self.windows), offset) else { return Ok(()) };
-        if self.is_detached(at) {
-            return Ok(());
-        }
+    fn detaches(&self, at: u64, len: u64) -> bool {
+        let overlaps = |range: &Range<u64>| range.start < at + len && at < range.end;
+        self.any_detached() && locked(&self.detached).iter().any(overlaps)
+    }
+
+    /// Takes the pages of these bytes out of the shared memory, with what they hold, because a peer that may still write
+    /// there cannot be waited for: their owner keeps them as plain memory.
+    pub fn detach(&self, at: u64, len: u64) -> Result<()> {
+        let (first, end) = (at / PAGE as u64 * PAGE as u64, (at + len).next_multiple_of(PAGE as u64));
         // Known as plain memory even where that fails.
-        locked(&self.detached).insert(at, size);
+        locked(&self.detached).push(first..end);
         self.any_detached.store(true, Ordering::Release);
-        self.mapping.detach(self.start + at as usize, size as usize)
+        self.mapping.detach(self.start + first as usize, (end - first) as usize)
     }
 
     /// Bytes that windows occupy at present.
@@ -209,12 +216,6 @@ impl Region {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The range among `ranges`, of start and length, that covers `offset`.
-fn covers(ranges: &BTreeMap<u64, u64>, offset: u64) -> Option<(u64, u64)> {
-    let (&at, &size) = ranges.range(..=offset).next_back()?;
-    (offset < at + size).then_some((at, size))
 }
 
 /// Reserved bytes of a region; given back when dropped.
@@ -341,25 +342,39 @@ mod tests {
         let ours = Region::new(Arc::new(Mapping::new(&file, len).unwrap()), 0, len as u64);
         let theirs = Mapping::new(&file, len).unwrap();
         let (window, next) = (ours.alloc(3 * PAGE as u64, false).unwrap(), ours.alloc(8, false).unwrap());
-        let inside = window.offset() + 2 * PAGE as u64;
+        let (before, inside) = (window.offset(), window.offset() + PAGE as u64 + 8);
         ours.counter(inside).store(5, Ordering::Relaxed);
-        ours.detach(inside).unwrap();
-        ours.detach(window.offset()).unwrap();
-        for offset in [inside, next.offset()] {
+        assert!(!ours.any_detached());
+        for _ in 0..2 {
+            ours.detach(inside, PAGE as u64 - 16).unwrap();
+        }
+        assert!(ours.any_detached());
+        for offset in [before, inside, next.offset()] {
             theirs.word64(offset as usize).store(9, Ordering::Relaxed);
         }
-        assert_eq!(ours.counter(inside).load(Ordering::Relaxed), 5);
-        assert_eq!(ours.counter(next.offset()).load(Ordering::Relaxed), 9);
-        // Its owner goes on with it as plain memory; nobody gets it afterwards.
+        let found = [before, inside, next.offset()].map(|at| ours.counter(at).load(Ordering::Relaxed));
+        assert_eq!(found, [9, 5, 9]);
+        // Its owner goes on with it as plain memory; what is around it is known as before.
         ours.counter(inside).store(6, Ordering::Relaxed);
         assert_eq!(theirs.word64(inside as usize).load(Ordering::Relaxed), 9);
-        assert_eq!(ours.offset_of(window.ptr().as_ptr().wrapping_add(2 * PAGE), 8), None);
-        assert!(ours.offset_of(next.ptr().as_ptr(), 8).is_some());
+        let known =
+            |at: usize, len: usize| ours.offset_of(window.ptr().as_ptr().wrapping_add(at), len).is_some();
+        assert!(known(0, PAGE) && known(2 * PAGE, PAGE));
+        assert!(!known(0, PAGE + 1) && !known(2 * PAGE - 1, 2) && !known(0, 3 * PAGE));
+        // Nobody gets it afterwards.
         let at = window.offset();
         drop(window);
         let all: Vec<_> = std::iter::from_fn(|| ours.alloc(1, false).ok()).collect();
         assert_eq!(all.len(), 15 - 4);
         assert!(all.iter().all(|w| w.offset() < at || w.offset() >= at + 3 * PAGE as u64));
+    }
+
+    #[test]
+    fn what_lies_outside_has_no_address() {
+        let r = region(16 * PAGE);
+        let len = 16 * PAGE as u64;
+        assert!(r.within(0, len).is_some() && r.within(len, 0).is_some());
+        assert!(r.within(1, len).is_none() && r.within(len, 1).is_none() && r.within(u64::MAX, 2).is_none());
     }
 
     #[test]

@@ -175,7 +175,7 @@ impl Communicator {
             output: std::ptr::null_mut(),
         };
         self.shared.worker.with_engine(|engine| {
-            let choice = engine.choose(&call)?;
+            let choice = engine.plans().choose(&call)?;
             let links: Vec<_> =
                 (0..self.world_size()).filter_map(|peer| engine.endpoint().link(peer)).collect();
             let mut transports: Vec<_> = links.iter().map(|l| l.transport().name()).collect();
@@ -194,7 +194,7 @@ impl Communicator {
 
     /// What choices of algorithms depend on: the same on every rank.
     pub fn machines(&self) -> Machines {
-        self.shared.worker.with_engine(|engine| engine.tuner().machines().clone())
+        self.shared.worker.with_engine(|engine| engine.plans().tuner().machines().clone())
     }
 
     /// Whether `peer` reads registered memory of this rank where it lies.
@@ -213,7 +213,7 @@ impl Communicator {
         if self.shared.forked.since() {
             return Err(Error::Forked { rank: self.rank() });
         }
-        self.shared.worker.with_engine(|engine| engine.set_costs(Arc::new(costs)));
+        self.shared.worker.with_engine(|engine| engine.plans().set_costs(Arc::new(costs)));
         Ok(())
     }
 

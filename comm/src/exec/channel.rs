@@ -89,6 +89,8 @@ pub enum Open {
         message: u64,
         /// The offset.
         at: u64,
+        /// Bytes.
+        len: u64,
     },
 }
 
@@ -228,25 +230,19 @@ impl Channel {
                 self.link.wake();
                 Ok(Ticket(0))
             }
-            (None, Body::Here { ptr, len }) => {
-                let mut head = [0u8; (LINE - HEAD) as usize];
-                for (i, word) in words.into_iter().enumerate() {
-                    head[8 * i..8 * i + 8].copy_from_slice(&word.to_ne_bytes());
-                }
-                let signal = Signal { at: self.remote + at + SEQUENCE, value: self.posted };
-                let data = Part { ptr, len: len as usize };
-                let head = if inline { &head[..(BODY - HEAD) as usize] } else { &head[..] };
-                // SAFETY: the caller's promise for `data`; the head is short and copied.
-                unsafe { self.link.put(&[Part::of(head), data], self.remote + at + HEAD, Some(signal)) }
-            }
-            (None, Body::Placed { .. }) => {
+            (None, Body::Here { .. } | Body::Placed { .. }) => {
                 let mut head = [0u8; (LINE - HEAD) as usize];
                 for (i, word) in words.into_iter().chain([first, second]).enumerate() {
                     head[8 * i..8 * i + 8].copy_from_slice(&word.to_ne_bytes());
                 }
                 let signal = Signal { at: self.remote + at + SEQUENCE, value: self.posted };
-                // SAFETY: the head is short and copied.
-                unsafe { self.link.put(&[Part::of(&head)], self.remote + at + HEAD, Some(signal)) }
+                let data = match body {
+                    Body::Here { ptr, len } => Part { ptr, len: len as usize },
+                    _ => Part::of(&[]),
+                };
+                let head = if inline { &head[..(BODY - HEAD) as usize] } else { &head[..] };
+                // SAFETY: the caller's promise for `data`; the head is short and copied.
+                unsafe { self.link.put(&[Part::of(head), data], self.remote + at + HEAD, Some(signal)) }
             }
             (None, _) => unreachable!("only links that map or read are sent addresses"),
         }
@@ -333,7 +329,7 @@ impl Channel {
             inbox.set(entry + GRANT_AT, at);
             inbox.set(entry + GRANT_LEN, len | if returns { RETURNS } else { 0 });
             inbox.word(entry).store(message, Ordering::Release);
-            return Ok(Some(Open::Mapped { message, at }));
+            return Ok(Some(Open::Mapped { message, at, len }));
         }
         // SAFETY: the caller's promise.
         let Some(landing) = (unsafe { self.link.land(to, len) }) else { return Ok(None) };
@@ -397,6 +393,96 @@ impl Channel {
         unsafe {
             self.link.put(&[rest], at, None)?;
             self.post(stamp, Body::Placed { len: rest.len as u64 })
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use nd_transport::{Config, Endpoint, Window, local};
+
+    use super::super::layout::LANE;
+    use super::*;
+
+    /// Two ranks with one lane between them; `memory` is registered, `LEN` bytes on each.
+    pub struct Pair {
+        pub channels: [Channel; 2],
+        pub memory: [Window; 2],
+        _ends: Vec<(Endpoint, Window)>,
+    }
+
+    pub const LEN: u64 = 64 << 10;
+
+    pub fn pair() -> Pair {
+        let endpoints = local::group(2, &Config::default()).unwrap();
+        let memory = [0, 1].map(|r: usize| endpoints[r].region().alloc(LEN, false).unwrap());
+        let ends: Vec<_> = endpoints
+            .into_iter()
+            .map(|endpoint| {
+                let inbox = endpoint.region().alloc(LANE, true).unwrap();
+                (endpoint, inbox)
+            })
+            .collect();
+        let channels = [0, 1].map(|r: usize| {
+            // SAFETY: the window lives as long as the pair.
+            let own = unsafe { LaneMemory::new(ends[r].1.ptr()) };
+            Channel::new(ends[r].0.link(1 - r).unwrap().clone(), own, ends[1 - r].1.offset(), LANE)
+        });
+        Pair { channels, memory, _ends: ends }
+    }
+
+    impl Pair {
+        /// Rank 0 lets rank 1 store its next message but `ahead`.
+        fn grant(&mut self, ahead: u64, len: u64, returns: bool) -> Open {
+            let (to, at) = (self.memory[0].ptr().as_ptr(), self.memory[0].offset());
+            // SAFETY: the memory lives as long as the pair.
+            unsafe { self.channels[0].grant(ahead, (to, Some(at)), (len, returns)) }.unwrap().unwrap()
+        }
+    }
+
+    #[test]
+    fn who_has_claimed_is_waited_for_and_who_has_not_comes_too_late() {
+        let mut pair = pair();
+        let Open::Mapped { message, at, len } = pair.grant(0, LEN, false) else { panic!("a link that maps") };
+        assert_eq!((message, at, len), (1, pair.memory[0].offset(), LEN));
+        let [ours, theirs] = &mut pair.channels;
+        // Of another length, or another message: not this one.
+        assert_eq!(theirs.claim(LEN - 8, None), None);
+        assert_eq!(theirs.claim(LEN, None), Some(pair.memory[0].ptr().as_ptr()));
+        assert_eq!(theirs.claim(LEN, None), None);
+        assert!(!ours.revoke(message));
+        theirs.stored();
+        assert!(ours.revoke(message));
+        theirs.begin();
+        pair.grant(1, LEN, false);
+        let [ours, theirs] = &mut pair.channels;
+        assert!(ours.revoke(2));
+        assert_eq!(theirs.claim(LEN, None), None);
+    }
+
+    #[test]
+    fn what_is_still_read_may_be_stored_only_by_who_reads_it_for_that() {
+        let mut pair = pair();
+        pair.grant(0, LEN, true);
+        let offset = pair.memory[0].offset();
+        let theirs = &pair.channels[1];
+        let window = |offset, len| Some(Body::Window { offset, len });
+        for term in [None, window(offset + 64, LEN), window(offset, LEN - 64)] {
+            assert_eq!(theirs.claim(LEN, term), None);
+        }
+        assert!(theirs.claim(LEN, window(offset, LEN)).is_some());
+    }
+
+    #[test]
+    fn a_grant_of_memory_that_is_not_there_is_none() {
+        let pair = pair();
+        let [ours, theirs] = &pair.channels;
+        let inbox = ours.mapped.as_ref().unwrap();
+        for at in [u64::MAX - 8, 1 << 60] {
+            inbox.set(grant(1) + GRANT_AT, at);
+            inbox.set(grant(1) + GRANT_LEN, LEN);
+            inbox.word(grant(1)).store(1, Ordering::Release);
+            assert_eq!(theirs.claim(LEN, None), None);
         }
     }
 }

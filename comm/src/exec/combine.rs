@@ -53,7 +53,10 @@ pub(super) struct FoldTask<'a> {
     pub(super) terms: &'a [Operand],
     pub(super) fold: &'a crate::fold::Fold,
     pub(super) count: u64,
+    /// To whom the result is sent next.
     pub(super) sends: &'a [usize],
+    /// Whether the sender may put the message where it belongs.
+    pub(super) opened: bool,
 }
 
 impl FoldTask<'_> {
@@ -72,7 +75,7 @@ impl FoldTask<'_> {
         if !self.collect(state, lane, channels)? {
             return Ok(Step::Idle);
         }
-        if state.done == 0 && !self.sends.is_empty() {
+        if state.done == 0 && !self.sends.is_empty() && !self.plain_copy() {
             self.claim(state, lane, channels);
         }
         let left = self.count - state.done;
@@ -149,10 +152,14 @@ impl FoldTask<'_> {
         !self.finish && self.fold.ops().len() == 1 && self.width(wide) == self.width(self.dst.wide)
     }
 
-    /// Whether the messages have the lengths that this rank expects.
+    /// Whether the messages came in a way and have the lengths that this rank expects.
     fn check(&self, state: &FoldState, n: u64) -> Result<(), Failure> {
         for (term, body) in self.terms.iter().zip(&state.bodies) {
             if let (Operand::From { peer, wide }, Some(body)) = (term, body) {
+                if let (Body::Placed { len }, false) = (body, self.opened) {
+                    let what = format!("{len} bytes put where nobody let it put them");
+                    return Err(nd_transport::Error::Protocol { rank: *peer, what }.into());
+                }
                 let elements = if body.remote() { self.count } else { n };
                 let expected = elements * self.width(*wide);
                 if body.len() != expected {
@@ -184,7 +191,7 @@ impl FoldTask<'_> {
                     let link = channel(channels, peer * LANES).link();
                     let ptr = match body {
                         Body::Here { ptr, .. } => *ptr,
-                        // Granted only to ops that copy.
+                        // Opened only for ops that copy.
                         Body::Placed { .. } => dst.cast_const(),
                         Body::Window { offset, .. } => {
                             let lost = || nd_transport::Error::Protocol {
@@ -270,5 +277,58 @@ impl FoldTask<'_> {
                 start += m;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::channel::tests::{LEN, pair};
+    use super::super::plan::{Op, Plan};
+    use super::super::stamp::Stamp;
+    use super::*;
+    use crate::number::DataType;
+    use crate::schedule::{Alias, Collective, Counts, Instruction, Layout, Program, Shape, Span};
+
+    /// What comes of a message that says that it was put where it belongs.
+    fn placed(opened: bool) -> Result<Step, Failure> {
+        let pair = pair();
+        let [ours, mut theirs] = pair.channels;
+        // SAFETY: it names no memory.
+        unsafe { theirs.post(&Stamp::default(), Body::Placed { len: LEN }).unwrap() };
+        let shape = Shape {
+            collective: Collective::SendRecv,
+            counts: Counts::Equal(LEN),
+            root: 1,
+            alias: Alias::None,
+            layout: Arc::new(Layout::single_host(2)),
+            piece: 1,
+        };
+        let recv = Instruction::Recv { from: 1, dst: Span::output(0, LEN) };
+        let program = Program { lanes: vec![vec![recv]], ..Program::default() };
+        let plan = Arc::new(Plan::new(&program, &shape, 0, DataType::U8, None, 0));
+        let mut memory = [std::ptr::null_mut(); 4];
+        memory[1] = pair.memory[0].ptr().as_ptr();
+        let stamp = Stamp::default();
+        let segment = Segment { plan: plan.clone(), memory, registered: [None; 4], stamp };
+        let Op::Fold { dst, finish, terms, fold, count, sends } = &plan.lanes[0][0].op else {
+            panic!("a fold")
+        };
+        let (dst, finish, count) = (*dst, *finish, *count);
+        let task = FoldTask { segment: &segment, dst, finish, terms, fold, count, sends, opened };
+        let unused = || super::super::channel::tests::pair().channels;
+        let [second, third] = unused();
+        task.advance(&mut FoldState::default(), 0, &mut [None, Some([ours, second, third])], &mut Vec::new())
+    }
+
+    #[test]
+    fn what_nobody_opened_cannot_have_been_put_there() {
+        assert!(matches!(placed(true), Ok(Step::Done)));
+        let refused = placed(false);
+        assert!(
+            matches!(&refused, Err(Failure::Transport(nd_transport::Error::Protocol { rank: 1, what })) if what.contains("65536 bytes put")),
+            "{refused:?}"
+        );
     }
 }

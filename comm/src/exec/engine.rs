@@ -1,7 +1,6 @@
 //! A communicator's channels, scratch memory and plans: performs calls, and tells the peers when one fails.
 #![allow(unsafe_code)] // hands the caller's buffers to the runner
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,25 +11,21 @@ use super::channel::Channel;
 use super::layout::{self, FAILURE, LANES, P2P_LANE};
 use super::memory::{LaneMemory, copy};
 use super::peers::{REACHING, everyone, failure, listen, reports, settle, told};
-use super::plan::Plan;
+use super::plans::Plans;
 use super::report::Report;
 use super::run::{Failure, Runner, Segment};
 use super::stamp::Stamp;
-use crate::choose::{Choice, Chooser, Tuner};
+use crate::choose::{Chooser, Tuner};
 use crate::cost::Calibration;
 use crate::cost::hosts::{Cores, Machines};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::number::{DataType, ReduceOp};
 use crate::recorder::Recorder;
-use crate::schedule::{
-    Alias, Collective, Counts, Instruction, Layout, MAX_LANES, Program, Shape, Space, Span, algorithms,
-};
+use crate::schedule::{Alias, Collective, Counts, Layout, MAX_LANES, Space};
 
 /// Scratch beyond this many bytes is given back after the call.
 const KEPT_SCRATCH: u64 = 64 << 20;
-/// Plans that are kept; a program that makes more different calls than this plans them anew.
-const KEPT_PLANS: usize = 4096;
 
 /// One call, its arguments checked.
 #[derive(Debug, Clone)]
@@ -56,60 +51,28 @@ pub struct Call {
 // SAFETY: a call is performed by one thread at a time, while its caller waits or has given its buffers away.
 unsafe impl Send for Call {}
 
+/// Does something when it is dropped.
+struct Closing<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Closing<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 /// How long a rank that gives up waits for its report to leave.
 const TELLING: Duration = Duration::from_millis(500);
-
-/// What a plan is made for; the layout does not change.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
-    collective: Collective,
-    counts: Counts,
-    root: u32,
-    alias: Alias,
-    data_type: DataType,
-    op: u8,
-    /// Whether a call of [`Collective::SendRecv`] sends.
-    sends: bool,
-}
-
-impl Key {
-    fn of(call: &Call) -> Key {
-        Key {
-            collective: call.collective,
-            counts: call.counts.clone(),
-            root: call.root,
-            alias: call.alias,
-            data_type: call.data_type,
-            op: call.op.map_or(0, ReduceOp::code),
-            sends: call.output.is_null(),
-        }
-    }
-
-    fn is_of(&self, call: &Call) -> bool {
-        self.collective == call.collective
-            && self.counts == call.counts
-            && self.root == call.root
-            && self.alias == call.alias
-            && self.data_type == call.data_type
-            && self.op == call.op.map_or(0, ReduceOp::code)
-            && self.sends == call.output.is_null()
-    }
-}
 
 /// A communicator's side of everything below it.
 pub struct Engine {
     endpoint: Endpoint,
-    layout: Arc<Layout>,
     channels: Vec<Option<[Channel; LANES]>>,
     /// There until this is dropped.
     inbox: Option<Window>,
     scratch: Vec<Window>,
     runner: Runner,
     segments: Vec<Segment>,
-    plans: HashMap<Key, Arc<Plan>>,
-    /// The plans of the calls before, in their order: programs repeat their calls.
-    last: Vec<(Key, Arc<Plan>)>,
-    tuner: Tuner,
+    plans: Plans,
     sequence: u32,
     failed: Option<String>,
     timeout: Duration,
@@ -148,15 +111,12 @@ impl Engine {
             costs: chooser.costs.clone().unwrap_or_else(|| Arc::new(Calibration::typical().clone())),
         };
         Engine {
-            layout,
             channels: (0..endpoint.world_size()).map(channels).collect(),
             inbox: Some(inbox),
             scratch: Vec::new(),
             runner: Runner::default(),
             segments: Vec::new(),
-            plans: HashMap::new(),
-            last: Vec::new(),
-            tuner: Tuner::new(chooser, machines),
+            plans: Plans::new(me, layout, Tuner::new(chooser, machines)),
             sequence: 0,
             failed: None,
             timeout,
@@ -173,7 +133,12 @@ impl Engine {
 
     /// Who shares a host with whom.
     pub fn layout(&self) -> &Arc<Layout> {
-        &self.layout
+        self.plans.layout()
+    }
+
+    /// How calls are performed.
+    pub fn plans(&mut self) -> &mut Plans {
+        &mut self.plans
     }
 
     fn rank(&self) -> usize {
@@ -209,7 +174,8 @@ impl Engine {
     /// # Safety
     /// As for [`Engine::perform`].
     unsafe fn perform_with(&mut self, calls: &[Call], segments: &mut Vec<Segment>) -> Result<()> {
-        if self.repeats(calls, segments) {
+        // Once memory was detached, buffers may have other places than they had.
+        if self.plans.repeat(calls, segments) && !self.endpoint.region().any_detached() {
             for (call, segment) in calls.iter().zip(&mut *segments) {
                 segment.stamp.sequence = self.number(call);
             }
@@ -217,7 +183,7 @@ impl Engine {
             return unsafe { self.run(calls, segments) };
         }
         segments.clear();
-        self.last.truncate(calls.len());
+        self.plans.begin(calls.len());
         // SAFETY: the caller's promise.
         unsafe { self.messages_to_itself(calls)? };
         for (i, call) in calls.iter().enumerate() {
@@ -226,24 +192,6 @@ impl Engine {
         }
         // SAFETY: the caller's promise.
         unsafe { self.run(calls, segments) }
-    }
-
-    /// Whether these are the calls before once more, on the same buffers, with nothing to do beforehand: then all that
-    /// differs is their numbers.
-    #[inline]
-    fn repeats(&self, calls: &[Call], segments: &[Segment]) -> bool {
-        let rank = self.rank() as u32;
-        let same = |(call, (segment, (key, plan))): (&Call, (&Segment, &(Key, Arc<Plan>)))| {
-            let prepares = matches!(call.op, Some(ReduceOp::PreMulSum(_)))
-                || (call.collective == Collective::SendRecv && call.root == rank);
-            !prepares
-                && segment.memory[..2] == [call.input.cast_mut(), call.output]
-                && Arc::ptr_eq(plan, &segment.plan)
-                && key.is_of(call)
-        };
-        calls.len() == segments.len()
-            && calls.len() == self.last.len()
-            && calls.iter().zip(segments.iter().zip(&self.last)).all(same)
     }
 
     /// The number of the next call; sends and receives have none.
@@ -295,13 +243,10 @@ impl Engine {
     /// # Safety
     /// As for [`Engine::perform`].
     unsafe fn segment(&mut self, call: &Call, index: usize) -> Result<Segment> {
-        let plan = self.plan(call, index)?;
+        let plan = self.plans.of(call, index)?;
         let (mut input, output) = (call.input.cast_mut(), call.output);
         let premultiplies = matches!(call.op, Some(ReduceOp::PreMulSum(_)));
-        let input_bytes = match premultiplies {
-            true => self.shape(call).input_len(self.rank()) * call.data_type.size() as u64,
-            false => 0,
-        };
+        let input_bytes = plan.lens[Space::Input as usize];
         // In place the input is the caller's to change, but not where it is only an input.
         let only_input = call.alias == Alias::None
             || (call.collective == Collective::Reduce && call.root as usize != self.rank());
@@ -318,7 +263,7 @@ impl Engine {
         }
         let memory = [input, output, scratch, scratch.wrapping_add(plan.partial_at as usize)];
         let region = self.endpoint.region();
-        let registered = memory.map(|ptr| region.offset_of(ptr, 1));
+        let registered = std::array::from_fn(|i| region.offset_of(memory[i], plan.lens[i] as usize));
         let sequence = self.number(call);
         let stamp = self.stamp(call, sequence, plan.algorithm);
         Ok(Segment { plan, memory, registered, stamp })
@@ -361,104 +306,6 @@ impl Engine {
             self.scratch[index] = alloc(len.next_power_of_two())?;
         }
         Ok(self.scratch[index].ptr().as_ptr())
-    }
-
-    fn shape(&self, call: &Call) -> Shape {
-        Shape {
-            collective: call.collective,
-            counts: call.counts.clone(),
-            root: call.root,
-            alias: call.alias,
-            layout: self.layout.clone(),
-            piece: crate::choose::piece(call.data_type),
-        }
-    }
-
-    /// The plan of the `index`-th call of a group.
-    fn plan(&mut self, call: &Call, index: usize) -> Result<Arc<Plan>> {
-        if let Some((key, plan)) = self.last.get(index)
-            && key.is_of(call)
-        {
-            return Ok(plan.clone());
-        }
-        let key = Key::of(call);
-        let plan = match self.plans.get(&key) {
-            Some(plan) => plan.clone(),
-            None => {
-                let plan = Arc::new(self.new_plan(call)?);
-                if self.plans.len() >= KEPT_PLANS {
-                    self.plans.clear();
-                }
-                self.plans.insert(key.clone(), plan.clone());
-                plan
-            }
-        };
-        let found = (key, plan.clone());
-        match self.last.get_mut(index) {
-            Some(last) => *last = found,
-            None => self.last.push(found),
-        }
-        Ok(plan)
-    }
-
-    fn new_plan(&mut self, call: &Call) -> Result<Plan> {
-        let (rank, shape) = (self.rank(), self.shape(call));
-        let (program, algorithm) = if call.collective == Collective::SendRecv {
-            let (peer, count) = (call.root, call.counts.part(0));
-            let instruction = match call.output.is_null() {
-                true => {
-                    Instruction::Send { to: peer, src: Span { space: Space::Input, start: 0, len: count } }
-                }
-                false => {
-                    Instruction::Recv { from: peer, dst: Span { space: Space::Output, start: 0, len: count } }
-                }
-            };
-            // What a rank sends to itself is copied beforehand.
-            let lane = if count > 0 && peer as usize != rank { vec![instruction] } else { Vec::new() };
-            (Program { lanes: vec![lane], ..Program::default() }, 0)
-        } else {
-            let Choice { algorithm, .. } = self.choose(call)?;
-            let number = algorithms().iter().position(|a| a.name() == algorithm.name());
-            (algorithm.program(&shape, rank), number.map_or(0, |n| n as u8 + 1))
-        };
-        debug_assert!(program.lanes.len() <= MAX_LANES);
-        let kernel = match call.op {
-            // The inputs are multiplied beforehand.
-            Some(ReduceOp::PreMulSum(_)) => Some(ReduceOp::Sum),
-            op => op,
-        };
-        let invalid = |e: crate::kernel::Unsupported| Error::InvalidArgument {
-            rank,
-            call: call.collective.function(),
-            problem: e.to_string(),
-            remedy: "use an integer type, or sum, prod, min, max or avg".into(),
-        };
-        let world_size = self.endpoint.world_size();
-        let kernel =
-            kernel.map(|op| Kernel::new(call.data_type, op, world_size)).transpose().map_err(invalid)?;
-        Ok(Plan::new(&program, &shape, rank, call.data_type, kernel, algorithm))
-    }
-
-    /// Who chooses algorithms.
-    pub fn tuner(&self) -> &Tuner {
-        &self.tuner
-    }
-
-    /// Chooses by these costs from now on.
-    pub fn set_costs(&mut self, costs: Arc<Calibration>) {
-        self.tuner.set_costs(costs);
-        self.plans.clear();
-        self.last.clear();
-    }
-
-    /// Which algorithm performs a call, and why.
-    pub fn choose(&mut self, call: &Call) -> Result<Choice> {
-        self.tuner.choose(&self.shape(call), call.data_type).map_err(|problem| Error::Config {
-            setting: "ND_ALGO".into(),
-            value: problem.value,
-            problem: problem.problem,
-            remedy: problem.remedy,
-        })
     }
 
     /// # Safety
@@ -505,11 +352,18 @@ impl Engine {
             recorder.waits(&awaited, runner.borrow().heard(segments));
             Ok(reports(endpoint, &channels.borrow(), &awaited)?)
         };
-        let waited = endpoint.wait(timeout, look, tick);
-        if !matches!(waited, Ok(true)) {
-            recorder.waits(&runner.borrow().awaited(segments), runner.borrow().heard(segments));
+        // Also if one of them panics.
+        let closing = Closing(|| {
             let storing = runner.borrow_mut().give_up(&mut channels.borrow_mut());
             settle(endpoint, &mut channels.borrow_mut(), storing);
+        });
+        let waited = endpoint.wait(timeout, look, tick);
+        if let Ok(true) = waited {
+            // A run that is done has closed what it opened.
+            std::mem::forget(closing);
+        } else {
+            recorder.waits(&runner.borrow().awaited(segments), runner.borrow().heard(segments));
+            drop(closing);
         }
         let done = waited.map_err(|e| match e {
             // A peer that failed and left is lost too; its own words say more.

@@ -7,13 +7,14 @@
 //! | `memory` | the raw memory of inboxes and buffers |
 //! | `channel` | messages between two ranks in one lane: descriptors, slots, credits, grants |
 //! | [`plan`] | a program, made ready to run: addresses resolved, waits numbered |
+//! | [`plans`] | the plans that a communicator has made, found again when calls repeat |
 //! | [`grants`] | when a message may be put where it belongs |
 //! | `run` | the loop that runs plans |
 //! | `sending` | what of a message is posted, and what became of it |
 //! | `combine` | one fold, as far as its messages have come |
 //! | `report` | what a rank tells its peers when it gives up |
 //! | `peers` | what they tell it, and whom it names |
-//! | [`engine`] | a communicator's channels, scratch and plans; reports failures to the peers |
+//! | [`engine`] | a communicator's channels and scratch: performs calls, reports failures to the peers |
 //!
 //! # How a message travels
 //! A message is posted as one *descriptor* or several, each in the next of [`layout::SLOTS`] slots of the
@@ -39,6 +40,7 @@ pub mod layout;
 pub(crate) mod memory;
 pub(crate) mod peers;
 pub mod plan;
+pub mod plans;
 pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod sending;

@@ -44,7 +44,7 @@ pub(super) fn settle(endpoint: &Endpoint, channels: &mut Channels, mut storing: 
             if began.elapsed() < if thread { STORING_THREAD } else { STORING } {
                 return true;
             }
-            if let Err(e) = endpoint.region().detach(storing.at) {
+            if let Err(e) = endpoint.region().detach(storing.at, storing.len) {
                 let rank = endpoint.rank();
                 tracing::warn!(
                     "rank {rank}: rank {} may still write into a buffer of a call that failed: {e}",

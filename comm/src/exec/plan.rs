@@ -87,6 +87,8 @@ pub struct Plan {
     pub lanes: Vec<Vec<Ready>>,
     /// How many messages it sends.
     pub messages: usize,
+    /// Bytes of each of the memories: input, output, scratch, partial.
+    pub lens: [u64; 4],
     /// Bytes of scratch: of the element type, then (from `partial_at` on) of the accumulator type.
     pub scratch: u64,
     /// Where the accumulator type's scratch begins.
@@ -190,12 +192,15 @@ impl Plan {
         }
         let partial_at = (program.scratch * widths[0]).next_multiple_of(64);
         let locals = shape.layout.hosts()[shape.layout.host_of(rank)].len() as u64;
-        let buffers = (shape.input_len(rank) + shape.output_len(rank)).saturating_mul(widths[0]);
+        let [input, output] =
+            [shape.input_len(rank), shape.output_len(rank)].map(|n| n.saturating_mul(widths[0]));
+        let partial = program.partial * widths[1];
         Plan {
-            streams: buffers.saturating_mul(locals) > *CACHE,
+            streams: input.saturating_add(output).saturating_mul(locals) > *CACHE,
+            lens: [input, output, program.scratch * widths[0], partial],
             lanes,
             messages,
-            scratch: partial_at + program.partial * widths[1],
+            scratch: partial_at + partial,
             partial_at,
             chunk: SLOT_BYTES / widths[0].max(widths[1]),
             widths,

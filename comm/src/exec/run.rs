@@ -227,7 +227,8 @@ impl Runner {
                 }
                 Op::Fold { dst, finish, terms, fold, count, sends } => {
                     let (dst, finish, count) = (*dst, *finish, *count);
-                    let task = FoldTask { segment, dst, finish, terms, fold, count, sends };
+                    let opened = thread.opened.iter().any(|opened| opened.op == thread.op);
+                    let task = FoldTask { segment, dst, finish, terms, fold, count, sends, opened };
                     let lane = thread.lane;
                     match task.advance(&mut thread.fold, lane, channels, &mut self.staging)? {
                         Step::Done => {
@@ -324,8 +325,8 @@ impl Runner {
             thread.store_ends(channels);
             let lane = thread.lane;
             storing.extend(thread.opened.iter().filter_map(|opened| match opened.what {
-                Open::Mapped { message, at } => {
-                    Some(Storing { queue: opened.peer * LANES + lane, message, at })
+                Open::Mapped { message, at, len } => {
+                    Some(Storing { queue: opened.peer * LANES + lane, message, at, len })
                 }
                 Open::Landing(_) => None,
             }));
@@ -354,9 +355,7 @@ impl Runner {
         peers.dedup();
         peers
     }
-}
 
-impl Runner {
     /// The peers from which something has come in this run.
     pub fn heard(&self, segments: &[Segment]) -> Vec<usize> {
         let mut peers = Vec::new();
@@ -391,6 +390,8 @@ pub struct Storing {
     message: u64,
     /// Where, as an offset in this rank's region.
     pub at: u64,
+    /// Bytes.
+    pub len: u64,
 }
 
 impl Storing {

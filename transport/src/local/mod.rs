@@ -242,7 +242,7 @@ impl Link for LocalLink {
     }
 
     fn map(&self, at: u64, len: u64) -> Option<NonNull<u8>> {
-        (!self.faults.put_only).then(|| self.mapped.map(at, len))
+        self.mapped.map(at, len).filter(|_| !self.faults.put_only)
     }
 
     unsafe fn read(&self, from: u64, to: *mut u8, len: usize) -> Result<()> {

@@ -105,7 +105,7 @@ impl Link for ShmLink {
     }
 
     fn map(&self, at: u64, len: u64) -> Option<NonNull<u8>> {
-        Some(self.mapped.map(at, len))
+        self.mapped.map(at, len)
     }
 
     unsafe fn read(&self, from: u64, to: *mut u8, len: usize) -> Result<()> {
