@@ -1,10 +1,11 @@
 //! What a call costs besides moving data, and what choosing its algorithm adds: `cargo bench -p nd-benches --bench
 //! calls`.
 //!
-//! All-reduces of 4 to 16 bytes by one rank, which waits for nobody, and by two threads over each transport. "Chosen" are communicators that weigh all algorithms by their costs, "forced" ones that
-//! were told the algorithm which the others choose. Criterion measures the chosen ones and tells what has changed since
-//! it last did. It measures one after the other, in which the machine's noise is larger than what choosing costs:
-//! therefore batches of chosen and forced calls also alternate, and a line for each gives the medians of many.
+//! All-reduces of 4 to 16 bytes by one rank, which waits for nobody, and by two threads over each transport. "Chosen" are
+//! communicators that weigh all algorithms by their costs, "forced" ones that were told the algorithm which the others
+//! choose. Criterion measures the chosen ones and tells what has changed since it last did. It measures one after the
+//! other, in which the machine's noise is larger than what choosing costs: therefore batches of chosen and forced calls
+//! also alternate, and a line for each gives the medians of many.
 
 use std::time::{Duration, Instant};
 

@@ -1,12 +1,13 @@
 //! A rank stops in the middle of storing a result in another one's memory: the other gives up, goes on with that memory,
 //! and whatever the stopped one still writes when it wakes is not seen there.
 
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::Write;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nd_comm::communicator::Communicator;
 use nd_comm::number::ReduceOp;
+use nd_tests::processes::Process;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Long enough to be stopped in the middle of.
@@ -15,63 +16,40 @@ const ELEMENTS: usize = 16 << 20;
 const ROUNDS: u64 = 6;
 const SOON: Duration = Duration::from_secs(60);
 
-struct Rank {
-    child: Child,
-    says: Lines<BufReader<ChildStdout>>,
-    hears: ChildStdin,
+fn start(rank: usize, port: u16, folder: &Path) -> Process {
+    let (number, port) = (rank.to_string(), port.to_string());
+    let variables = [
+        ("RANK", &number[..]),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", &port),
+        ("ND_TRANSPORT", "shm"),
+        ("ND_TIMEOUT", if rank == 0 { "1" } else { "60" }),
+    ];
+    Process::start("reduces_until_it_fails", &format!("rank{rank}"), &variables, 1024, folder)
 }
 
-impl Rank {
-    fn start(rank: usize, port: u16) -> Rank {
-        let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "reduces_until_it_fails", "--ignored", "--nocapture"])
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", "2")
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
-            .env("ND_TRANSPORT", "shm")
-            .env("ND_TIMEOUT", if rank == 0 { "1" } else { "60" })
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let says = BufReader::new(child.stdout.take().expect("its output")).lines();
-        let hears = child.stdin.take().expect("its input");
-        Rank { child, says, hears }
-    }
-
-    fn says(&mut self, what: &str) {
-        let found = self.says.by_ref().map_while(Result::ok).any(|line| line.contains(what));
-        assert!(found, "it never said {what:?}");
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).expect("it is there");
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn signal(process: &Process, signal: Signal) {
+    let pid = Pid::from_raw(process.id().cast_signed()).expect("a process");
+    kill_process(pid, signal).expect("it is there");
 }
 
 #[test]
 fn what_a_stopped_rank_writes_when_it_wakes_reaches_nobody() {
     for round in 0..ROUNDS {
+        let folder = tempfile::tempdir().expect("a folder");
         let port =
             std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
-        let (mut survivor, mut frozen) = (Rank::start(0, port), Rank::start(1, port));
-        survivor.says("all is well");
+        let [mut survivor, mut frozen] = [0, 1].map(|rank| start(rank, port, folder.path()));
+        survivor.wait_for("all is well");
+        // Not to wait for anything: to stop it at another moment each time.
         std::thread::sleep(Duration::from_millis(20 + 7 * round));
-        frozen.signal(Signal::STOP);
-        survivor.says("gave up:");
-        frozen.signal(Signal::CONT);
-        frozen.says("gave up:");
-        survivor.hears.write_all(b"look\n").expect("it listens");
-        survivor.says("unchanged");
+        signal(&frozen, Signal::STOP);
+        survivor.wait_for("gave up:");
+        signal(&frozen, Signal::CONT);
+        frozen.wait_for("gave up:");
+        survivor.input().expect("it listens").write_all(b"look\n").expect("it listens");
+        survivor.wait_for("unchanged");
     }
 }
 

@@ -259,11 +259,19 @@ fn all_name_the_rank_that_stopped() {
             .unwrap()
     };
     let mut children: Vec<_> = (0..n).map(start).collect();
-    let mut first = children.remove(0);
+    // One that is stopped does not end by itself.
+    struct Ended(std::process::Child);
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let mut first = Ended(children.remove(0));
     // The table begins once all have met.
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(first.stdout.take().unwrap()));
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(first.0.stdout.take().unwrap()));
     lines.by_ref().map(Result::unwrap).find(|l| l.starts_with("#  Rank  5 ")).unwrap();
-    let pid = rustix::process::Pid::from_raw(first.id().cast_signed()).unwrap();
+    let pid = rustix::process::Pid::from_raw(first.0.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     let began = std::time::Instant::now();
     let outs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
@@ -273,8 +281,6 @@ fn all_name_the_rank_that_stopped() {
     assert!(!said.is_empty() && said.iter().all(|text| text.contains("rank 0 (")), "{said:?}");
     // Connecting may take 60 s.
     assert!(began.elapsed() < std::time::Duration::from_secs(30), "{:?}", began.elapsed());
-    first.kill().unwrap();
-    first.wait().unwrap();
 }
 
 #[test]

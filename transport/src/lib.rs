@@ -42,7 +42,7 @@ pub use config::{Choice, Config, Family, PortRange};
 pub use endpoint::{DerivedCard, Deriving, Endpoint, Opening, Step};
 pub use error::{Error, Result};
 pub use fork::Forked;
-pub use host::{HostId, last_cache};
+pub use host::{HostId, host_name, last_cache};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
 pub use region::{Region, Window};
 

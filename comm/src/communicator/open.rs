@@ -15,7 +15,7 @@ use crate::cost::{Calibration, calibration};
 use crate::error::{Error, Result};
 use crate::exec::layout;
 use crate::launch::Launch;
-use crate::recorder::{self, Folder, Identity, Peer, Recorder, host_name};
+use crate::recorder::{self, Folder, Identity, Peer, Recorder};
 use crate::rendezvous::{Joined, Meeting, UniqueId, join_with};
 use crate::schedule::{self, Collective};
 
@@ -64,7 +64,12 @@ impl Communicator {
             .map_err(|source| Error::Transport { rank: 0, source })?
             .into_iter()
             .map(|endpoint| {
-                let peer = |rank| Peer { rank, world_rank: rank, host: host_name(), pid: std::process::id() };
+                let peer = |rank| Peer {
+                    rank,
+                    world_rank: rank,
+                    host: nd_transport::host_name(),
+                    pid: std::process::id(),
+                };
                 let identity = Identity::world(endpoint.rank(), (0..n).map(peer).collect(), &secret);
                 let recorder = Recorder::new(identity, &config.recorder.of_threads());
                 Communicator::on_with(endpoint, secret.clone(), chooser.clone(), config.timeout, recorder)
@@ -82,7 +87,7 @@ impl Communicator {
     ) -> Result<Communicator> {
         let rank = endpoint.rank();
         let peer = |r| match r == rank {
-            true => Peer { rank: r, world_rank: r, host: host_name(), pid: std::process::id() },
+            true => Peer { rank: r, world_rank: r, host: nd_transport::host_name(), pid: std::process::id() },
             false => Peer { rank: r, world_rank: r, host: String::new(), pid: 0 },
         };
         let identity = Identity::world(rank, (0..endpoint.world_size()).map(peer).collect(), &secret);

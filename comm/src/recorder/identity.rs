@@ -86,11 +86,6 @@ impl Identity {
     }
 }
 
-/// This host's name.
-pub(crate) fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

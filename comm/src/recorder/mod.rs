@@ -46,7 +46,7 @@ use crate::exec::run::Segment;
 use crate::schedule::{Collective, Counts};
 use clock::{Clock, Ticks};
 use file::{Call, Current, FORMAT, Failure, Outcome, VERSION};
-pub(crate) use identity::{Identity, host_name};
+pub(crate) use identity::Identity;
 use ring::{Entry, New, Ring};
 use trace::Track;
 

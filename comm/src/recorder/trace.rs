@@ -2,8 +2,8 @@
 //! complete events, one process a rank and one thread a communicator.
 //!
 //! Events are collected in memory of a fixed size and appended when that is full, with the first call after a tenth of
-//! a second, while a call waits, on failure and at the end. The format lets the closing bracket be missing, so what a killed program leaves can be
-//! read too.
+//! a second, while a call waits, on failure and at the end. The format lets the closing bracket be missing, so what a
+//! killed program leaves can be read too.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -121,8 +121,7 @@ impl Track {
     /// Writes a call; `made` is when its communicator was made and `until` when it ended, ns.
     pub fn call(&self, call: &Call, made_unix_ns: u64, until_ns: u64) {
         let made = made_unix_ns % (EPOCH * 1_000_000_000);
-        let us = |ns: u64| format_args_us(ns);
-        let (start, length) = (us(made + call.entered_ns), us(until_ns.saturating_sub(call.entered_ns)));
+        let (start, length) = (Us(made + call.entered_ns), Us(until_ns.saturating_sub(call.entered_ns)));
         let failed = call.outcome == Outcome::Failed;
         self.file.append(
             |out| {
@@ -157,14 +156,12 @@ impl Track {
 }
 
 /// Nanoseconds as microseconds with three decimals.
-fn format_args_us(ns: u64) -> impl std::fmt::Display {
-    struct Us(u64);
-    impl std::fmt::Display for Us {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
-        }
+struct Us(u64);
+
+impl std::fmt::Display for Us {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
     }
-    Us(ns)
 }
 
 /// A file to which all tracks of this process with its name go.

@@ -29,7 +29,7 @@ pub fn devices(comm: &Communicator) -> Result<Vec<Device>> {
         rank: comm.rank(),
         group: 0,
         pid: std::process::id(),
-        hostname: cut(&host_name(), 64),
+        hostname: cut(&nd_transport::host_name(), 64),
         device: comm.host_ranks().iter().position(|r| *r as usize == comm.rank()).unwrap_or(0),
         device_hex: "host".into(),
         device_info: cut(&processor(), 96),
@@ -48,10 +48,6 @@ pub fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
-}
-
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 fn processor() -> String {

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::accept::canonical;
-use super::accept::{CONFIRMED, CONTEXT, CROSSED, Timed, WELCOME};
+use super::accept::{CONFIRMED, CONTEXT, CROSSED, Timed, WELCOME, canonical};
 use super::address::Candidate;
 use super::connection::Connection;
 use super::identity::{Identity, Side, keys};
