@@ -19,9 +19,9 @@ pub fn report(bytes: &[u8]) {
     let mut whole = [0; crate::exec::layout::REPORT];
     let n = bytes.len().min(whole.len());
     whole[..n].copy_from_slice(&bytes[..n]);
-    let report = Report::decode(&whole);
-    let again = Report::decode(&report.encode());
-    assert_eq!(format!("{again:?}").is_empty(), format!("{report:?}").is_empty());
+    // What was replaced for being no text may be longer than it was, and cut off the first time.
+    let once = Report::decode(&Report::decode(&whole).encode());
+    assert_eq!(Report::decode(&once.encode()), once);
     let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| whole[8 * i + b]));
     let (one, other) = (
         Stamp::from_wire(word(0), word(1), word(2) as u32),
