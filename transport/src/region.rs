@@ -198,7 +198,8 @@ impl Region {
     }
 
     /// Takes the pages of these bytes out of the shared memory, with what they hold, because a peer that may still write
-    /// there cannot be waited for: their owner keeps them as plain memory.
+    /// there cannot be waited for: their owner keeps them as plain memory. Windows begin at pages, so of other windows
+    /// nothing is taken; a call that uses another part of the same page meanwhile would have to be over before.
     pub fn detach(&self, at: u64, len: u64) -> Result<()> {
         let (first, end) = (at / PAGE as u64 * PAGE as u64, (at + len).next_multiple_of(PAGE as u64));
         // Known as plain memory even where that fails.
