@@ -273,6 +273,14 @@ impl Channel {
         }))
     }
 
+    /// Of the peer's descriptors that are still to be seen, the stamp of the latest.
+    pub fn latest(&self) -> Option<Stamp> {
+        let number = |at: u64| self.own.word(at + SEQUENCE).load(Ordering::Acquire);
+        let at = (0..SLOTS).map(slot).filter(|at| number(*at) != 0).max_by_key(|at| number(*at))?;
+        let [head, count, root] = self.own.read(at + HEAD);
+        Some(Stamp::from_wire(head, count, root as u32))
+    }
+
     /// Frees the slot of the descriptor that [`Channel::peek`] found. The peer is told at once when its own memory
     /// was read (`remote`), else when half its slots are free again.
     #[inline]

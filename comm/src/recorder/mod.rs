@@ -234,7 +234,7 @@ impl Recorder {
         let made = if private { Ok(()) } else { std::fs::create_dir_all(&folder) };
         match made.and_then(|()| self.save(&path, !private)) {
             // Whoever found out by itself has said so.
-            Ok(()) if matches!(error, Error::PeerFailed { .. }) => {
+            Ok(()) if matches!(error, Error::PeerFailed { .. } | Error::Timeout { told_by: Some(_), .. }) => {
                 tracing::info!("rank {rank}: its last calls are in {}", path.display());
             }
             Ok(()) => tracing::warn!(
