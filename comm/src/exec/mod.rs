@@ -9,12 +9,15 @@
 //! | `channel` | messages between two ranks in one lane: descriptors, slots, credits, grants |
 //! | [`plan`] | a program, made ready to run: addresses resolved, waits numbered |
 //! | [`plans`] | the plans that a communicator has made, found again when calls repeat |
+//! | `grant_words` | a grant in shared memory: lock-free |
 //! | [`grants`] | when a message may be put where it belongs |
 //! | `run` | the loop that runs plans |
 //! | `sending` | what of a message is posted, and what became of it |
 //! | `combine` | one fold, as far as its messages have come |
 //! | `report` | what a rank tells its peers when it gives up |
 //! | `peers` | what they tell it, and whom it names |
+//! | `history` | the last calls that a rank has finished |
+//! | `waiting` | what ranks that wait tell each other |
 //! | [`standstill`] | where all ranks are when the time for a call is up |
 //! | `roll_call` | how they come to tell each other |
 //! | [`engine`] | a communicator's channels and scratch: performs calls, reports failures to the peers |
@@ -39,7 +42,9 @@ pub mod called;
 pub(crate) mod channel;
 pub(crate) mod combine;
 pub mod engine;
+pub(crate) mod grant_words;
 pub mod grants;
+pub(crate) mod history;
 pub mod layout;
 pub(crate) mod memory;
 pub(crate) mod peers;
@@ -51,3 +56,4 @@ pub(crate) mod run;
 pub(crate) mod sending;
 pub mod stamp;
 pub mod standstill;
+pub(crate) mod waiting;

@@ -136,7 +136,7 @@ proptest! {
         call in any_called(),
         rank in 0usize..1 << 30,
         more_missing in 0usize..1 << 30,
-        missing in proptest::collection::vec((0usize..1 << 30, 0..3, any_called(), any::<bool>()), 0..=MISSING),
+        missing in proptest::collection::vec((0usize..1 << 30, 0usize..3, any_called(), any::<bool>()), 0..=MISSING),
         entered in proptest::collection::btree_set(0usize..LISTED, 0..20),
     ) {
         let missing = missing.into_iter().map(|(rank, is, call, finished)| Missing {
