@@ -10,6 +10,7 @@ use super::layout::{
     BODY, CREDIT, GRANT_AT, GRANT_LEN, HEAD, INLINE, LINE, SEQUENCE, SLOT_BYTES, SLOTS, grant, slot,
 };
 use super::memory::{LaneMemory, copy, prefetch_to_write};
+use super::slot_words;
 use super::stamp::Stamp;
 
 /// From this many bytes on, a receiver that can map the sender's memory reads it there. Below, a copy through a
@@ -169,7 +170,7 @@ impl Channel {
 
     #[inline]
     fn refresh(&mut self) {
-        self.credit = self.own.word(CREDIT).load(Ordering::Acquire);
+        self.credit = slot_words::freed(self.own.word(CREDIT));
     }
 
     /// How many descriptors were posted.
@@ -224,7 +225,7 @@ impl Channel {
                 for (i, word) in words.into_iter().enumerate() {
                     inbox.set(at + HEAD + 8 * i as u64, word);
                 }
-                inbox.word(at + SEQUENCE).store(self.posted, Ordering::Release);
+                slot_words::post(inbox.word(at + SEQUENCE), self.posted);
                 self.link.wake();
                 Ok(Ticket(0))
             }
@@ -250,7 +251,7 @@ impl Channel {
     #[inline]
     pub fn peek(&self, stamp: &Stamp) -> Result<Option<Body>, Stamp> {
         let at = slot(self.taken);
-        if self.own.word(at + SEQUENCE).load(Ordering::Acquire) != self.taken + 1 {
+        if !slot_words::is_posted(self.own.word(at + SEQUENCE), self.taken + 1) {
             return Ok(None);
         }
         let (head, count) = (self.own.get(at + HEAD), self.own.get(at + HEAD + 8));
@@ -283,7 +284,7 @@ impl Channel {
     #[inline]
     pub fn next(&self) -> Option<Stamp> {
         let at = slot(self.taken);
-        if self.own.word(at + SEQUENCE).load(Ordering::Acquire) != self.taken + 1 {
+        if !slot_words::is_posted(self.own.word(at + SEQUENCE), self.taken + 1) {
             return None;
         }
         let [head, count, root] = self.own.read(at + HEAD);
@@ -312,7 +313,7 @@ impl Channel {
         self.told = self.taken;
         match &self.mapped {
             Some(inbox) => {
-                inbox.word(CREDIT).store(self.taken, Ordering::Release);
+                slot_words::free(inbox.word(CREDIT), self.taken);
                 self.link.wake();
                 Ok(())
             }

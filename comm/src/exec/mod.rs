@@ -9,6 +9,7 @@
 //! | `channel` | messages between two ranks in one lane: descriptors, slots, credits, grants |
 //! | [`plan`] | a program, made ready to run: addresses resolved, waits numbered |
 //! | [`plans`] | the plans that a communicator has made, found again when calls repeat |
+//! | `slot_words` | how a slot of shared memory changes hands: lock-free |
 //! | `grant_words` | a grant in shared memory: lock-free |
 //! | [`grants`] | when a message may be put where it belongs |
 //! | `run` | the loop that runs plans |
@@ -54,6 +55,7 @@ pub(crate) mod report;
 pub(crate) mod roll_call;
 pub(crate) mod run;
 pub(crate) mod sending;
+pub(crate) mod slot_words;
 pub mod stamp;
 pub mod standstill;
 pub(crate) mod waiting;

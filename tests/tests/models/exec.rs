@@ -1,7 +1,10 @@
-//! Grants: whoever was told that memory is its own has it for itself.
+//! Slots and grants: whoever was told that memory is its own has it for itself.
 
 #[path = "../../../comm/src/exec/grant_words.rs"]
 mod grant_words;
+
+#[path = "../../../comm/src/exec/slot_words.rs"]
+mod slot_words;
 
 pub mod stamp {
     pub use nd_comm::exec::stamp::Stamp;
@@ -113,6 +116,49 @@ fn what_was_stored_is_seen_by_who_finds_the_grant_closed() {
             thread::yield_now();
         }
         assert_eq!(shared.read(0), 1);
+        sender.join().expect("no panic");
+    });
+}
+
+/// Slots, fewer than there are descriptors.
+const SLOTS: u64 = 2;
+const DESCRIPTORS: u64 = 4;
+
+#[derive(Default)]
+struct Inbox {
+    numbers: [AtomicU64; SLOTS as usize],
+    credit: AtomicU64,
+    slots: [UnsafeCell<u64>; SLOTS as usize],
+}
+
+#[test]
+#[allow(unsafe_code)] // the checker's cells
+fn a_slot_has_one_owner_at_a_time_and_descriptors_come_in_order() {
+    all_orders(3, || {
+        let inbox = Arc::new(Inbox::default());
+        let sender = thread::spawn({
+            let inbox = inbox.clone();
+            move || {
+                for posted in 0..DESCRIPTORS {
+                    while posted - slot_words::freed(&inbox.credit) >= SLOTS {
+                        thread::yield_now();
+                    }
+                    let at = (posted % SLOTS) as usize;
+                    // SAFETY: the checker sees to it that nobody else has it.
+                    inbox.slots[at].with_mut(|slot| unsafe { *slot = 100 + posted });
+                    slot_words::post(&inbox.numbers[at], posted + 1);
+                }
+            }
+        });
+        for taken in 0..DESCRIPTORS {
+            let at = (taken % SLOTS) as usize;
+            while !slot_words::is_posted(&inbox.numbers[at], taken + 1) {
+                thread::yield_now();
+            }
+            // SAFETY: as above.
+            assert_eq!(inbox.slots[at].with(|slot| unsafe { *slot }), 100 + taken);
+            slot_words::free(&inbox.credit, taken + 1);
+        }
         sender.join().expect("no panic");
     });
 }
