@@ -26,6 +26,7 @@ mod atomics {
 mod bell;
 mod card;
 mod config;
+mod cores;
 mod derive;
 mod endpoint;
 mod error;

@@ -37,9 +37,6 @@ fn line(endpoint: &Endpoint, layout: &Layout, config: &Config) -> String {
     for (_, count, why) in kinds {
         line += &format!("; rank 0 reaches {} by {why}", several(count, "rank"));
     }
-    if endpoint.crowded() {
-        line += "; more ranks than cores: they sleep instead of spinning";
-    }
     let reduction = match config.reduction {
         Reduction::Reproducible => "",
         Reduction::Fast => "; reductions in any order",

@@ -1,8 +1,8 @@
-//! The words by which a slot changes hands: lock-free.
+//! The words by which the place of a descriptor, and the slot with its data, change hands: lock-free.
 //!
-//! The sender fills a slot and then stores the descriptor's number beside it; the receiver that finds the number there has
-//! all of the slot. It frees slots by the number of descriptors that it has consumed; the sender that finds a slot's last
-//! descriptor among them may fill it again.
+//! The sender fills them and then stores the descriptor's number; the receiver that finds the number there has all of it. It
+//! frees places and slots by the number of descriptors that it has consumed; the sender that finds a place's last descriptor
+//! among them may fill it again.
 
 use crate::atomics::{AtomicU64, Ordering};
 
