@@ -73,7 +73,7 @@ fn who_has_come_and_does_not_answer_is_silent() {
     // Nobody waits for it: it has done its part.
     let found = of(3, &[(0, hears), (2, waits(call, &[]))]);
     assert_eq!((&found.entered[..], &found.missing[..]), (&[0, 1, 2][..], &[][..]));
-    assert!(found.to_string().ends_with("nobody is missing, and it does not end"), "{found}");
+    assert!(found.to_string().ends_with("nobody is missing: it needs longer, or never ends"), "{found}");
 }
 
 #[test]
