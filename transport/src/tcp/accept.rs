@@ -128,7 +128,7 @@ impl Door {
         }
         let keys = keys(&session, &self.common, identity, Side::Responder);
         let stream = session.into_inner().stream;
-        let prepared = tune(&stream).and_then(|()| stream.set_nonblocking(true));
+        let prepared = tune(&stream, &self.common.preferred).and_then(|()| stream.set_nonblocking(true));
         prepared.map_err(|e| Error::system("preparing a connection", e))?;
         Ok(Connection::new(stream, keys.as_ref()))
     }

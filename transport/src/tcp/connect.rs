@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::accept::{CONFIRMED, CONTEXT, CROSSED, Timed, WELCOME, canonical};
+use super::accept::{CONFIRMED, CONTEXT, CROSSED, Timed, WELCOME};
 use super::address::Candidate;
 use super::connection::Connection;
 use super::identity::{Identity, Side, keys};
 use super::link::Common;
 use super::listen::{descriptors, set_buffers};
+use super::pacing::{self, Preferred};
 use crate::secure::{CLOSED, initiate};
 use crate::{Error, Result};
 
@@ -124,24 +125,21 @@ fn hung_up(e: &io::Error) -> bool {
 fn open(candidate: &Candidate, buffer: Option<usize>, timeout: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
     set_buffers(&socket, buffer)?;
+    let preferred = pacing::off(&socket);
     socket.connect_timeout(&candidate.to.into(), timeout)?;
     let stream = TcpStream::from(socket);
     // A port of the ephemeral range that nobody listens on can connect to itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
-    tune(&stream)?;
+    tune(&stream, &preferred)?;
     Ok(stream)
 }
 
-/// Small messages go at once; a peer whose machine lost power is noticed although nothing is being sent. What stays on
-/// this machine shares no wire with anybody, and is not paced.
-pub fn tune(stream: &TcpStream) -> io::Result<()> {
+/// Small messages go at once; a peer whose machine lost power is noticed although nothing is being sent.
+pub fn tune(stream: &TcpStream, preferred: &Preferred) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    if canonical(stream.local_addr()?).ip() == canonical(stream.peer_addr()?).ip() {
-        // Every kernel has it; without it the connection is only slower.
-        let _ = SockRef::from(stream).set_tcp_congestion(b"reno");
-    }
+    preferred.unless_here(stream)?;
     let alive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))

@@ -14,6 +14,7 @@ use super::connection::Connection;
 use super::landing::Landings;
 use super::meeting::{Arrival, Arrivals, Dialled, Meeting, Turn};
 use super::outgoing::{Gone, Outgoing};
+use super::pacing::Preferred;
 use super::wire::{HEAD, Put};
 use crate::secure::Secret;
 use crate::{Abilities, Cost, Error, Link, Part, Result, Signal, Ticket, Transport};
@@ -24,6 +25,7 @@ pub struct Common {
     pub me: usize,
     pub secret: Secret,
     pub buffer: Option<usize>,
+    pub preferred: Preferred,
     pub timeout: Duration,
     /// Encrypted records after which a connection changes its key; none: nothing is encrypted.
     pub records_per_key: Option<u64>,

@@ -15,6 +15,7 @@
 //! | `identity` | who connects, and the keys that follow |
 //! | `wire` | frames; pure |
 //! | `seal` | encrypted records around them; pure |
+//! | `pacing` | which congestion control |
 //! | `outgoing`, `link` | sending |
 //! | `receive` | receiving |
 //! | `landing` | the caller's memory that a peer may put into |
@@ -42,6 +43,7 @@ mod link;
 mod listen;
 mod meeting;
 mod outgoing;
+mod pacing;
 mod rails;
 mod raw;
 mod receive;
@@ -130,6 +132,7 @@ impl Tcp {
             me,
             secret: secret.clone(),
             buffer: config.socket_buffer,
+            preferred: listening.preferred,
             timeout: config.start_timeout,
             records_per_key: config.encrypt.then_some(config.records_per_key),
             arrivals: Arrivals::new(waker),
