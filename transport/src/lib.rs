@@ -47,4 +47,4 @@ pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transpo
 pub use region::{Region, Window};
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
