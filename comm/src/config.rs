@@ -208,7 +208,7 @@ impl Config {
     }
 
     /// Takes what the TOML text says; stronger than what was there.
-    fn read_toml(&mut self, text: &str, path: PathBuf) -> Result<()> {
+    pub(crate) fn read_toml(&mut self, text: &str, path: PathBuf) -> Result<()> {
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
             wrong(
                 "ND_CONF_FILE",

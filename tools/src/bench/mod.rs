@@ -22,6 +22,7 @@ mod call;
 pub(crate) mod collective;
 mod error;
 mod host;
+mod hosts_file;
 mod json;
 mod measure;
 mod number;
