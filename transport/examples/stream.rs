@@ -60,12 +60,20 @@ fn run(encrypt: bool, mode: &str, len: usize, rounds: u64) -> (f64, f64, f64) {
                             for p in 0..pieces {
                                 let at = p * n;
                                 let piece = &mine[at..len.min(at + n)];
-                                let sig = (p + 1 == pieces).then_some(Signal { at: flags.offset(), value: r });
-                                ticket = unsafe { link.put(&[Part::of(piece)], win.offset() + at as u64, sig) }.unwrap();
+                                let sig =
+                                    (p + 1 == pieces).then_some(Signal { at: flags.offset(), value: r });
+                                ticket =
+                                    unsafe { link.put(&[Part::of(piece)], win.offset() + at as u64, sig) }
+                                        .unwrap();
                             }
                             last = ticket;
                             if mode == "one" {
-                                e.wait::<Error>(Duration::from_secs(20), || Ok(if link.flushed(ticket) { Step::Done } else { Step::Idle }), || Ok(())).unwrap();
+                                e.wait::<Error>(
+                                    Duration::from_secs(20),
+                                    || Ok(if link.flushed(ticket) { Step::Done } else { Step::Idle }),
+                                    || Ok(()),
+                                )
+                                .unwrap();
                                 wait(r);
                             }
                         }
@@ -78,7 +86,12 @@ fn run(encrypt: bool, mode: &str, len: usize, rounds: u64) -> (f64, f64, f64) {
                         }
                     }
                     let done = (t.elapsed().as_secs_f64(), cpu() - c);
-                    e.wait::<Error>(Duration::from_secs(20), || Ok(if link.flushed(last) { Step::Done } else { Step::Idle }), || Ok(())).unwrap();
+                    e.wait::<Error>(
+                        Duration::from_secs(20),
+                        || Ok(if link.flushed(last) { Step::Done } else { Step::Idle }),
+                        || Ok(()),
+                    )
+                    .unwrap();
                     done
                 })
             })
@@ -115,7 +128,16 @@ fn main() {
                 last = (p.0, e.0, format!("cpu plain {:.2} {:.2} enc {:.2} {:.2}", p.1, p.2, e.1, e.2));
             }
             ratios.sort_by(f64::total_cmp);
-            println!("{mode} {:>3} MiB: plain {:.2} enc {:.2} GB/s; ratio median {:.3} ({:.2}..{:.2}); {}", len >> 20, last.0, last.1, ratios[pairs / 2], ratios[0], ratios[pairs - 1], last.2);
+            println!(
+                "{mode} {:>3} MiB: plain {:.2} enc {:.2} GB/s; ratio median {:.3} ({:.2}..{:.2}); {}",
+                len >> 20,
+                last.0,
+                last.1,
+                ratios[pairs / 2],
+                ratios[0],
+                ratios[pairs - 1],
+                last.2
+            );
         }
     }
 }

@@ -82,6 +82,18 @@ pub(crate) enum Way {
     Tcp(Arc<dyn Link>),
 }
 
+impl Way {
+    /// Whether a word there can be used to wake the rank; by TCP none is.
+    fn has_word(&self, at: u64) -> bool {
+        let mapped = match self {
+            Way::Own | Way::Tcp(_) => return true,
+            Way::Local(link) => &link.mapped,
+            Way::Shm(link) => &link.mapped,
+        };
+        at.is_multiple_of(8) && mapped.map(at, 8).is_some()
+    }
+}
+
 /// What an endpoint is made of.
 pub(crate) struct Parts {
     pub rank: usize,
@@ -209,6 +221,12 @@ impl Deriving {
             Some(Card { tcp: derived.tcp.clone().unwrap_or(card.tcp), ..card })
         };
         let full: Vec<Card> = members.iter().zip(cards).filter_map(with_tcp).collect();
+        for (peer, (&member, derived)) in members.iter().zip(cards).enumerate() {
+            let what = || format!("its card: a sleep word at {:#x}, which is not there", derived.sleep);
+            if !parent.ways[member].has_word(derived.sleep) {
+                return Err(Error::Protocol { rank: peer, what: what() });
+            }
+        }
         let far: Vec<_> =
             (0..members.len()).filter(|&r| matches!(parent.ways[members[r]], Way::Tcp(_))).collect();
         let bell_socket = match full.get(rank) {

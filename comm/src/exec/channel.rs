@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nd_transport::{Abilities, Link, Part, Result, Signal, Ticket};
+use nd_transport::{Abilities, Error, Link, Part, Result, Signal, Ticket};
 
 use super::layout::{
     BODY, CREDIT, GRANT_AT, GRANT_LEN, HEAD, INLINE, LINE, SEQUENCE, SLOT_BYTES, SLOTS, grant, slot,
@@ -160,13 +160,19 @@ impl Channel {
         Body::Here { ptr, len }
     }
 
-    /// Whether a descriptor can be posted.
+    /// Whether a descriptor can be posted, or the peer says such nonsense that [`Channel::post`] refuses to.
     #[inline]
     pub fn has_slot(&mut self) -> bool {
-        self.posted - self.credit < SLOTS || {
+        self.waiting() < SLOTS as i64 || {
             self.refresh();
-            self.posted - self.credit < SLOTS
+            self.waiting() < SLOTS as i64
         }
+    }
+
+    /// Descriptors that the peer has not consumed; below zero if it says that it has consumed more than there were.
+    #[inline]
+    fn waiting(&self) -> i64 {
+        self.posted.wrapping_sub(self.credit) as i64
     }
 
     #[inline]
@@ -196,7 +202,10 @@ impl Channel {
     /// until the descriptor is consumed.
     #[inline]
     pub unsafe fn post(&mut self, stamp: &Stamp, body: Body) -> Result<Ticket> {
-        debug_assert!(self.posted - self.credit < SLOTS);
+        debug_assert!(self.waiting() < SLOTS as i64);
+        if self.waiting() < 0 {
+            return Err(self.overdrawn());
+        }
         let at = slot(self.posted);
         self.posted += 1;
         let (kind, first, second) = match body {
@@ -246,6 +255,12 @@ impl Channel {
             }
             (None, _) => unreachable!("only links that map or read are sent addresses"),
         }
+    }
+
+    #[cold]
+    fn overdrawn(&self) -> Error {
+        let what = format!("it says that it has taken {} messages of {}", self.credit, self.posted);
+        Error::Protocol { rank: self.link.peer(), what }
     }
 
     /// The next descriptor of the peer, if it has come; `Err` with the peer's stamp if it is not of this call.

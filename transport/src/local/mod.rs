@@ -72,7 +72,7 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
 pub(crate) struct LocalLink {
     me: usize,
     peer: usize,
-    mapped: Mapped,
+    pub mapped: Mapped,
     faults: Faults,
     delayed: Mutex<Delayed>,
     lost: Arc<[AtomicBool]>,

@@ -1,5 +1,6 @@
 //! How the ranks of a host come to share one memory file.
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -17,23 +18,32 @@ use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::region::{PROBE_ADDRESS, PROBE_NONCE, Region};
-use crate::sys::{Mapping, memory_file};
+use crate::sys::{Mapping, keeps_length, memory_file};
 use crate::{Error, Result};
 
 /// Address space per rank, unless limits of the process leave less. It costs nothing until it is touched.
 const REGION: u64 = 64 << 30;
 /// Address space for all ranks of a host; x86-64 and 64-bit Arm give a process at least 128 TiB.
 const ARENA: u64 = 16 << 40;
+/// The least that a rank can do with, and what its address space is a multiple of.
+const REGION_MIN: u64 = 4 << 20;
+const REGION_UNIT: u64 = 2 << 20;
 /// How long a process that connected may take to say who it is.
 const INTRODUCTION: Duration = Duration::from_secs(2);
 
 /// What a rank tells the others of its host.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct ShmCard {
     /// Name of its abstract Unix socket.
     pub(crate) name: Vec<u8>,
     /// Whoever knows it is a rank of this job.
     pub(crate) token: [u8; 16],
+}
+
+impl fmt::Debug for ShmCard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ShmCard({})", String::from_utf8_lossy(&self.name))
+    }
 }
 
 /// The socket over which this rank would pass the memory file, should it turn out to be the lowest of its host.
@@ -60,8 +70,8 @@ pub(crate) fn region_len(ranks: usize) -> Result<u64> {
     let ranks = ranks as u64;
     let limit = |r| getrlimit(r).current.unwrap_or(u64::MAX);
     let total = ARENA.min(limit(Resource::As) / 4).min(limit(Resource::Fsize));
-    let len = (total / ranks).min(REGION) & !((2 << 20) - 1);
-    if len < 4 << 20 {
+    let len = (total / ranks).min(REGION) / REGION_UNIT * REGION_UNIT;
+    if len < REGION_MIN {
         return Err(Error::Limit {
             what: format!("shared memory of {ranks} ranks"),
             needed: "4 MiB of address space per rank".into(),
@@ -156,6 +166,7 @@ impl Arena {
             .and_then(|()| stream.write_all(&hello))
             .map_err(failed("asking for"))?;
         let (file, region_len, nonce) = receive(&stream).map_err(failed("receiving"))?;
+        check(&file, region_len, ranks).map_err(failed("using"))?;
         let arena = Arena::map(&file, region_len, ranks)?;
         if arena.region(0).counter(PROBE_NONCE).load(Ordering::Acquire) != nonce {
             let why = "its shared memory maps, but holds other contents".into();
@@ -235,6 +246,18 @@ fn pass(stream: &UnixStream, file: &OwnedFd, region_len: u64, nonce: u64) -> io:
     control.push(SendAncillaryMessage::ScmRights(&fds));
     rustix::net::sendmsg(stream, &[io::IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
+}
+
+/// Whether what came is memory for so many ranks: whoever has a rank's token may have any reason to send another.
+fn check(file: &OwnedFd, region_len: u64, ranks: usize) -> io::Result<()> {
+    let total = region_len
+        .checked_mul(ranks as u64)
+        .filter(|_| (REGION_MIN..=REGION).contains(&region_len) && region_len.is_multiple_of(REGION_UNIT));
+    let wrong = || {
+        let limits = format!("{REGION_MIN} to {REGION}, in multiples of {REGION_UNIT}");
+        io::Error::other(format!("{region_len} bytes per rank are not possible ({limits})"))
+    };
+    keeps_length(file, total.ok_or_else(wrong)?)
 }
 
 fn receive(stream: &UnixStream) -> io::Result<(OwnedFd, u64, u64)> {
