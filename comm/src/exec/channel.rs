@@ -163,16 +163,16 @@ impl Channel {
     /// Whether a descriptor can be posted, or the peer says such nonsense that [`Channel::post`] refuses to.
     #[inline]
     pub fn has_slot(&mut self) -> bool {
-        self.waiting() < SLOTS as i64 || {
+        self.waiting() < SLOTS || {
             self.refresh();
-            self.waiting() < SLOTS as i64
+            self.waiting() < SLOTS
         }
     }
 
-    /// Descriptors that the peer has not consumed; below zero if it says that it has consumed more than there were.
+    /// Descriptors that the peer has not consumed.
     #[inline]
-    fn waiting(&self) -> i64 {
-        self.posted.wrapping_sub(self.credit) as i64
+    fn waiting(&self) -> u64 {
+        self.posted.saturating_sub(self.credit)
     }
 
     #[inline]
@@ -202,8 +202,8 @@ impl Channel {
     /// until the descriptor is consumed.
     #[inline]
     pub unsafe fn post(&mut self, stamp: &Stamp, body: Body) -> Result<Ticket> {
-        debug_assert!(self.waiting() < SLOTS as i64);
-        if self.waiting() < 0 {
+        debug_assert!(self.waiting() < SLOTS);
+        if self.credit > self.posted {
             return Err(self.overdrawn());
         }
         let at = slot(self.posted);
@@ -498,6 +498,28 @@ pub(super) mod tests {
             inbox.set(grant(1) + GRANT_LEN, LEN);
             inbox.word(grant(1)).store(1, Ordering::Release);
             assert_eq!(theirs.claim(LEN, None), None);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_has_taken_more_than_there_was_is_an_error() {
+        let mut pair = pair();
+        let theirs = pair.channels[1].mapped.unwrap();
+        let ours = &mut pair.channels[0];
+        let data = [7u8; 8];
+        let body = Body::Here { ptr: data.as_ptr(), len: 8 };
+        // SAFETY: copied at once.
+        let post = |ours: &mut Channel| unsafe { ours.post(&Stamp::default(), body) };
+        for _ in 0..SLOTS {
+            assert!(ours.has_slot());
+            post(ours).unwrap();
+        }
+        assert!(!ours.has_slot());
+        for credit in [SLOTS + 1, u64::MAX] {
+            theirs.set(CREDIT, credit);
+            assert!(ours.has_slot());
+            let e = post(ours).unwrap_err().to_string();
+            assert!(e.contains("rank 1") && e.contains(&format!("taken {credit} messages of 8")), "{e}");
         }
     }
 }

@@ -36,6 +36,8 @@ pub(crate) mod channel;
 pub(crate) mod combine;
 pub mod engine;
 pub mod grants;
+#[cfg(test)]
+mod hostile;
 pub mod layout;
 pub(crate) mod memory;
 pub(crate) mod peers;

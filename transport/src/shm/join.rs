@@ -276,3 +276,40 @@ fn receive(stream: &UnixStream) -> io::Result<(OwnedFd, u64, u64)> {
         _ => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no memory file came (`ulimit -n` too low?)")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn only_memory_that_is_there_and_stays_is_used() {
+        let file = |len| memory_file(len).unwrap();
+        assert!(check(&file(2 * REGION_MIN), REGION_MIN, 2).is_ok());
+        let refused = |file: &OwnedFd, len, ranks| check(file, len, ranks).unwrap_err().to_string();
+        let short = refused(&file(2 * REGION_MIN), REGION_MIN, 3);
+        assert!(short.contains("8388608 bytes where 12582912 belong"), "{short}");
+        for len in [0, 1, REGION_MIN + 4096, 2 * REGION, u64::MAX, 1 << 63] {
+            let e = refused(&file(2 * REGION_MIN), len, 2);
+            assert!(e.contains("bytes per rank are not possible"), "{len}: {e}");
+        }
+        // One that its maker could cut off under those who have mapped it; and one that is cut off in vain.
+        let loose = memfd_create(c"loose", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&loose, 2 * REGION_MIN).unwrap();
+        let e = refused(&loose, REGION_MIN, 2);
+        assert!(e.contains("could be made shorter"), "{e}");
+        let ours = file(2 * REGION_MIN);
+        assert!(ftruncate(&ours, 4096).is_err());
+        assert!(check(&ours, REGION_MIN, 2).is_ok());
+    }
+
+    #[test]
+    fn the_token_is_not_shown() {
+        let card = Listening::open().unwrap().card;
+        let shown = format!("{card:?}{:?}", card.token.map(|_| 0));
+        assert!(!shown.contains(&format!("{:?}", &card.token[..4]).replace(['[', ']'], "")), "{shown}");
+    }
+}
