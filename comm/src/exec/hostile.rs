@@ -9,7 +9,7 @@ use nd_transport::secure::Secret;
 use nd_transport::{Config, Endpoint, Part, Signal, Window, local};
 use rand::{Rng, RngCore, SeedableRng};
 
-use super::layout::{self, BODY, CREDIT, FAILURE, GRANT_AT, GRANT_LEN, HEAD, LANES, SEQUENCE, slot};
+use super::layout::{self, BODY, CREDIT, FAILURE, GRANT_AT, GRANT_LEN, HEAD, LANES, SEQUENCE, descriptor};
 use crate::choose::Chooser;
 use crate::communicator::Communicator;
 use crate::number::ReduceOp;
@@ -71,9 +71,10 @@ impl Peer {
             self.endpoint.region().counter(at).load(Ordering::Acquire)
         };
         loop {
-            let lanes: Vec<_> = (0..LANES).filter(|&lane| word(lane, slot(0) + SEQUENCE) == 1).collect();
+            let lanes: Vec<_> =
+                (0..LANES).filter(|&lane| word(lane, descriptor(0) + SEQUENCE) == 1).collect();
             if !lanes.is_empty() {
-                let stamp = |lane| [0, 8, 16].map(|at| word(lane, slot(0) + HEAD + at));
+                let stamp = |lane| [0, 8, 16].map(|at| word(lane, descriptor(0) + HEAD + at));
                 return lanes.into_iter().map(|lane| (lane, stamp(lane))).collect();
             }
             assert!(Instant::now() < until, "rank 0 never spoke");
@@ -120,7 +121,7 @@ fn nonsense_in_the_inbox_ends_the_call_with_an_error_that_names_the_peer() {
                     };
                     let mut words = [head, call, last, 4096, bytes];
                     nonsense(&mut words, bytes);
-                    let at = slot(0);
+                    let at = descriptor(0);
                     peer.write(lane, at + BODY, &words[3..], None);
                     peer.write(lane, at + HEAD, &words[..3], Some((at + SEQUENCE, 1)));
                 }
@@ -176,7 +177,7 @@ fn random_words_are_no_fault() {
                 let stamps = peer.heard();
                 let mut all = all.iter();
                 for lane in 0..LANES {
-                    for line in (0..slot(0)).step_by(64) {
+                    for line in (0..descriptor(0)).step_by(64) {
                         peer.write(lane, line, all.next().unwrap(), None);
                     }
                     for n in 0..8 {
@@ -186,7 +187,12 @@ fn random_words_are_no_fault() {
                             words[..2].copy_from_slice(&stamp[..2]);
                             words[2] = words[2] << 32 | u64::from(stamp[2] as u32);
                         }
-                        peer.write(lane, slot(n) + HEAD, &words[..7], Some((slot(n) + SEQUENCE, n + 1)));
+                        peer.write(
+                            lane,
+                            descriptor(n) + HEAD,
+                            &words[..7],
+                            Some((descriptor(n) + SEQUENCE, n + 1)),
+                        );
                     }
                 }
             });
