@@ -1,6 +1,6 @@
-# `make bench` runs the main job, `make test` everything that must hold, `make compare` the comparison with other
-# libraries, `make targets` all of that which has a target, `make predict` the cost model beside measurements. Each
-# installs what it needs first.
+# `make bench` runs the main job, `make test` everything that must hold, `make fuzz` every parser on bytes of all kinds,
+# `make compare` the comparison with other libraries, `make targets` all of that which has a target, `make predict` the
+# cost model beside measurements. Each installs what it needs first.
 
 CARGO ?= cargo
 BENCH ?= allreduce
@@ -29,9 +29,10 @@ predict: setup
 
 test: setup-test check docs unit
 
-# Every parser of outside bytes, a minute each; needs a nightly Rust.
-fuzz:
-	@scripts/fuzz
+# Every parser of outside bytes, SECONDS_EACH seconds each.
+SECONDS_EACH ?= 60
+fuzz: setup-test
+	@scripts/fuzz $(SECONDS_EACH)
 
 setup:
 	@scripts/setup
