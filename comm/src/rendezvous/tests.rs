@@ -267,7 +267,7 @@ fn wrong_arguments() {
 /// Joins as somebody who knows the secret and says `hello`; what is answered, if anything is.
 fn say(port: u16, secret: &Secret, hello: &[u8]) -> Option<wire::Verdict> {
     let until = Instant::now() + Duration::from_secs(20);
-    let address = ("127.0.0.1".parse::<std::net::IpAddr>().unwrap(), port).into();
+    let address = ("127.0.0.1".parse::<IpAddr>().unwrap(), port).into();
     let stream = loop {
         match Stream::tcp(address, until) {
             Ok(stream) => break stream,
