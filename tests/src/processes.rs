@@ -99,7 +99,19 @@ impl Process {
         let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap_or_default();
         let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let memory = memory.and_then(|m| m.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
-        Usage { files: count("fd"), threads: count("task"), memory }
+        Usage { files: count("fd"), threads: self.threads(), memory }
+    }
+
+    /// Its threads. One that was joined may be on its way out for a while yet, on a busy machine; it counts no more.
+    fn threads(&self) -> usize {
+        const EXITING: u64 = 4;
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.id()));
+        let stats = tasks.into_iter().flatten().flatten().filter_map(|task| {
+            // pid (name) state ppid pgrp session tty_nr tpgid flags …; see proc_pid_stat(5).
+            let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+            stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse::<u64>().ok()
+        });
+        stats.filter(|flags| flags & EXITING == 0).count()
     }
 
     /// The TCP ports that it listens on.

@@ -87,7 +87,7 @@ fn ranks_show_it_in_no_output_and_on_no_command_line() {
         let mut ranks: Vec<Process> = (0..2)
             .map(|rank| {
                 let number = rank.to_string();
-                let trace = folder.path().join(format!("trace{rank}.json"));
+                let trace = folder.path().join("trace-%r.json");
                 // One has it in the environment, the other in a file.
                 let how =
                     if rank == 0 { ("ND_SECRET", given) } else { ("ND_SECRET_FILE", file.to_str().unwrap()) };
