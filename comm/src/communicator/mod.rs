@@ -9,6 +9,7 @@
 //! | [`group`] | several calls at once |
 //! | [`pending`] | what asynchronous calls give back |
 //! | `split` | smaller groups |
+//! | `summary` | what is logged of a world that has come to be |
 //! | `worker` | who performs calls, one after the other |
 
 mod arguments;
@@ -18,6 +19,7 @@ mod open;
 pub mod pending;
 mod split;
 mod start;
+mod summary;
 mod worker;
 
 use std::fmt;
@@ -41,12 +43,28 @@ use worker::Worker;
 
 /// A group of ranks that make the same calls in the same order.
 ///
+/// # Threads
 /// Calls from several threads of one rank are performed one after the other, in the order in which they come; then
 /// every rank's threads must come in the same order, so give each thread a communicator of its own
-/// ([`Communicator::split`]). Cloning gives another handle to the same communicator.
+/// ([`Communicator::split`]). Ranks whose threads come in different orders get [`Error::Mismatch`] where the calls
+/// differ; where they are alike, they are matched in the order in which they come, whoever makes them.
+///
+/// One thread that calls on several communicators does so in the same order as its peers on other ranks. Where two ranks
+/// are each in a call that the other has not yet come to, both calls fail when their time is up; the error says where
+/// each rank is, and `nd-topo diagnose`, given the recorders' files, that the orders differ.
+///
+/// # Time
+/// Cloning gives another handle to the same communicator, and so does [`Communicator::with_timeout`], which may wait for a
+/// longer or shorter time. When the time for a call is up on any rank, the call fails on all with [`Error::Timeout`], which
+/// says everywhere the same: who has entered the call, who has not, and what those did last.
+///
+/// # Forks
+/// In the child of a fork every call fails with [`Error::Forked`]; the parent goes on.
 #[derive(Clone)]
 pub struct Communicator {
     shared: Arc<Shared>,
+    /// How long calls by this handle may wait.
+    timeout: Duration,
 }
 
 struct Shared {
@@ -56,7 +74,6 @@ struct Shared {
     region: Arc<Region>,
     forked: Forked,
     chooser: Chooser,
-    timeout: Duration,
     /// The secret of this group's connections, from which those of its parts are derived.
     secret: nd_transport::secure::Secret,
     recorder: Arc<Recorder>,
@@ -90,18 +107,12 @@ impl Communicator {
         recorder: Recorder,
     ) -> Communicator {
         let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
+        tracing::debug!("rank {rank} of {world_size} of communicator {}", recorder.communicator());
         let region = endpoint.region().clone();
         let aborted = Arc::new(AtomicBool::new(false));
         let recorder = Arc::new(recorder);
-        let engine = Engine::new(
-            endpoint,
-            inbox,
-            inboxes,
-            chooser.clone(),
-            timeout,
-            aborted.clone(),
-            recorder.clone(),
-        );
+        let engine =
+            Engine::new(endpoint, inbox, inboxes, chooser.clone(), aborted.clone(), recorder.clone());
         let shared = Shared {
             rank,
             world_size,
@@ -109,12 +120,34 @@ impl Communicator {
             region,
             forked: Forked::here(),
             chooser,
-            timeout,
             secret,
             recorder,
             worker: Worker::new(rank, engine, aborted),
         };
-        Communicator { shared: Arc::new(shared) }
+        Communicator { shared: Arc::new(shared), timeout }
+    }
+
+    /// A handle to the same communicator whose calls may wait for so long: blocking ones, groups, and started ones from
+    /// when they begin, which is when those that were started before are done. The others' handles stay as they are. The
+    /// parts that [`Communicator::split`] makes of the handle take its time over.
+    ///
+    /// The first rank whose time is up ends the call for all.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use nd_comm::prelude::*;
+    /// # let ranks = Communicator::local(1)?;
+    /// # let comm = &ranks[0];
+    /// comm.with_timeout(Duration::from_secs(5)).barrier()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn with_timeout(&self, timeout: Duration) -> Communicator {
+        Communicator { shared: self.shared.clone(), timeout }
+    }
+
+    /// How long calls by this handle may wait: `ND_TIMEOUT`, unless [`Communicator::with_timeout`] says otherwise.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// This rank, from 0.
@@ -253,7 +286,7 @@ impl Communicator {
             return Err(Error::Forked { rank: self.rank() });
         }
         // SAFETY: the caller's promise.
-        unsafe { self.shared.worker.perform(calls) }
+        unsafe { self.shared.worker.perform(calls, self.timeout) }
     }
 }
 

@@ -8,7 +8,7 @@ use nd_transport::secure::Secret;
 use nd_transport::{Card, Endpoint, Opening};
 use serde::{Deserialize, Serialize};
 
-use super::Communicator;
+use super::{Communicator, summary};
 use crate::choose::{Asked, Chooser};
 use crate::config::{Config, Rule};
 use crate::cost::{Calibration, calibration};
@@ -17,7 +17,7 @@ use crate::exec::layout;
 use crate::launch::Launch;
 use crate::recorder::{self, Folder, Identity, Peer, Recorder};
 use crate::rendezvous::{Joined, Meeting, UniqueId, join_with};
-use crate::schedule::{self, Collective};
+use crate::schedule::{self, Collective, Layout};
 
 impl Communicator {
     /// The world that a launcher started this process in: `nd-run`, torchrun, mpirun, srun, an indexed Kubernetes
@@ -119,7 +119,7 @@ impl Communicator {
         let failed = |source| Error::Transport { rank, source };
         // What this rank cannot open is found out before any other rank waits for it.
         drop(Endpoint::open(&config.transport).map_err(failed)?);
-        let deadline = Instant::now() + config.start_timeout();
+        let deadline = Instant::now() + config.start_timeout().min(LONGEST);
         let on_loopback = meeting.on_loopback();
         let mut opening: Option<Opening> = None;
         let mut card = |local: Option<IpAddr>| {
@@ -128,7 +128,7 @@ impl Communicator {
                 // Whoever asks for an interface wants it.
                 loopback_only: on_loopback && config.transport.interfaces.is_empty(),
                 // A call may have to connect first.
-                start_timeout: config.start_timeout().min(config.timeout),
+                start_timeout: config.start_timeout().min(config.timeout).min(LONGEST),
                 ..config.transport.clone()
             };
             let opened = Endpoint::open(&transport).map_err(failed)?;
@@ -158,9 +158,13 @@ impl Communicator {
         let recorder = Recorder::new(identity, &config.recorder);
         let opening = opening.expect("whoever joined has given a card");
         let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(failed)?;
+        summary::log(&endpoint, &Layout::new(&endpoint.hosts()), config);
         Communicator::on_with(endpoint, secret, chooser, config.timeout, recorder)
     }
 }
+
+/// Longer timeouts are cut to a century, which every clock can hold.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// What a rank tells the others when it joins.
 #[derive(Serialize, Deserialize)]

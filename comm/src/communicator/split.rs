@@ -85,8 +85,7 @@ impl Communicator {
             }
         }
         let chooser = self.shared.chooser.clone();
-        let timeout = self.shared.timeout;
-        Ok(Some(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout, recorder)))
+        Ok(Some(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, self.timeout, recorder)))
     }
 
     /// Every rank's value, by rank.

@@ -47,7 +47,8 @@ impl Error {
 
     /// Whether it only follows from another rank's.
     pub fn is_echo(&self) -> bool {
-        matches!(self, Error::Comm(nd_comm::Error::PeerFailed { .. } | nd_comm::Error::Failed { .. }))
+        use nd_comm::Error::{Failed, PeerFailed, Timeout};
+        matches!(self, Error::Comm(PeerFailed { .. } | Failed { .. } | Timeout { told_by: Some(_), .. }))
     }
 
     /// Whether there is nobody to tell, as when the reader of the table went away (`| head`), or nothing new to tell.
