@@ -33,6 +33,7 @@ mod mapped;
 mod region;
 pub mod secure;
 pub mod shm;
+mod stop;
 pub mod strangers;
 mod sys;
 pub mod tcp;
@@ -45,6 +46,7 @@ pub use fork::Forked;
 pub use host::{HostId, host_name, last_cache};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
 pub use region::{Region, Window};
+pub use stop::{OnStop, Stop};
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
 pub const PROTOCOL: u32 = 4;

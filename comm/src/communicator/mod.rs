@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`abort`] | the end, from any thread |
 //! | `arguments` | checks arguments; nothing is sent before all is well |
 //! | `open` | rendezvous, links, settings |
 //! | `calls` | the blocking calls |
@@ -11,6 +12,7 @@
 //! | `split` | smaller groups |
 //! | `worker` | who performs calls, one after the other |
 
+pub mod abort;
 mod arguments;
 mod calls;
 pub mod group;
@@ -21,11 +23,10 @@ mod start;
 mod worker;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use nd_transport::{Abilities, Endpoint, Forked, Region};
+use nd_transport::{Abilities, Endpoint, Forked, OnStop, Region};
 
 use crate::buffer::Buffer;
 use crate::choose::Chooser;
@@ -61,6 +62,8 @@ struct Shared {
     secret: nd_transport::secure::Secret,
     recorder: Arc<Recorder>,
     worker: Worker,
+    /// Aborts it when the handle of its settings is asked to.
+    handle: OnceLock<OnStop>,
 }
 
 /// Which algorithm a call takes, and which links.
@@ -91,17 +94,8 @@ impl Communicator {
     ) -> Communicator {
         let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
         let region = endpoint.region().clone();
-        let aborted = Arc::new(AtomicBool::new(false));
         let recorder = Arc::new(recorder);
-        let engine = Engine::new(
-            endpoint,
-            inbox,
-            inboxes,
-            chooser.clone(),
-            timeout,
-            aborted.clone(),
-            recorder.clone(),
-        );
+        let engine = Engine::new(endpoint, inbox, inboxes, chooser.clone(), timeout, recorder.clone());
         let shared = Shared {
             rank,
             world_size,
@@ -112,7 +106,8 @@ impl Communicator {
             timeout,
             secret,
             recorder,
-            worker: Worker::new(rank, engine, aborted),
+            worker: Worker::new(rank, engine),
+            handle: OnceLock::new(),
         };
         Communicator { shared: Arc::new(shared) }
     }

@@ -6,6 +6,7 @@ use nd_transport::Step;
 use super::channel::Body;
 use super::layout::LANES;
 use super::memory::copy;
+use super::peers::still_there;
 use super::plan::{Operand, Place};
 use super::run::{Channels, Failure, Segment, channel};
 use crate::kernel::{Destination, Kernel, Source, stream};
@@ -91,6 +92,9 @@ impl FoldTask<'_> {
         for (term, body) in self.terms.iter().zip(&mut state.bodies) {
             if let (Operand::From { peer, .. }, Some(found)) = (term, &*body) {
                 let remote = found.remote();
+                if last && remote {
+                    still_there(channels, *peer)?;
+                }
                 let channel = channel(channels, peer * LANES + lane);
                 if last || !remote {
                     channel.take(remote)?;

@@ -2,12 +2,12 @@
 #![allow(unsafe_code)] // hands the caller's buffers to the runner
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nd_transport::{Abilities, Endpoint, Part, Signal, Step, Window};
 
 use super::channel::Channel;
+use super::ending::{self, Ending};
 use super::layout::{self, FAILURE, LANES, P2P_LANE};
 use super::memory::{LaneMemory, copy};
 use super::peers::{REACHING, everyone, failure, listen, reports, settle, told};
@@ -75,8 +75,10 @@ pub struct Engine {
     plans: Plans,
     sequence: u32,
     failed: Option<String>,
+    /// The rank that aborted, if that is how it failed.
+    aborted_by: Option<usize>,
     timeout: Duration,
-    aborted: Arc<AtomicBool>,
+    ending: Arc<Ending>,
     recorder: Arc<Recorder>,
 }
 
@@ -88,7 +90,6 @@ impl Engine {
         inboxes: &[u64],
         chooser: Chooser,
         timeout: Duration,
-        aborted: Arc<AtomicBool>,
         recorder: Arc<Recorder>,
     ) -> Engine {
         let me = endpoint.rank();
@@ -119,8 +120,9 @@ impl Engine {
             plans: Plans::new(me, layout, Tuner::new(chooser, machines)),
             sequence: 0,
             failed: None,
+            aborted_by: None,
             timeout,
-            aborted,
+            ending: Arc::default(),
             recorder,
             endpoint,
         }
@@ -141,8 +143,41 @@ impl Engine {
         &mut self.plans
     }
 
+    /// What the program has asked for.
+    pub(crate) fn ending(&self) -> &Arc<Ending> {
+        &self.ending
+    }
+
     fn rank(&self) -> usize {
         self.endpoint.rank()
+    }
+
+    /// Tells the peers that this rank's program has aborted, unless they know of a failure before.
+    pub(crate) fn abort(&mut self) {
+        let error = ending::aborted(&self.endpoint, self.rank());
+        if self.failed.is_none() {
+            self.fail(&error);
+            self.recorder.failed(&error);
+        }
+    }
+
+    /// Why nothing can be called any more, if so.
+    #[inline]
+    fn refusal(&mut self) -> Option<Error> {
+        if self.failed.is_none() && !self.ending.aborted() { None } else { self.refused() }
+    }
+
+    #[cold]
+    fn refused(&mut self) -> Option<Error> {
+        let aborted = self.ending.aborted();
+        if aborted {
+            self.abort();
+        }
+        let by = if aborted { Some(self.rank()) } else { self.aborted_by };
+        if let Some(by) = by {
+            return Some(ending::aborted(&self.endpoint, by));
+        }
+        self.failed.as_ref().map(|why| Error::Failed { rank: self.rank(), why: why.clone() })
     }
 
     /// Performs calls, all at the same time. Collectives run in their order in one of a few lanes.
@@ -151,9 +186,8 @@ impl Engine {
     /// The buffers of the calls are valid for their counts, nobody else uses them meanwhile, and they overlap only
     /// as their `alias` says.
     pub unsafe fn perform(&mut self, calls: &[Call]) -> Result<()> {
-        let rank = self.rank();
-        if let Some(why) = &self.failed {
-            return Err(Error::Failed { rank, why: why.clone() });
+        if let Some(error) = self.refusal() {
+            return Err(error);
         }
         let mut segments = std::mem::take(&mut self.segments);
         // SAFETY: the caller's promise.
@@ -334,7 +368,7 @@ impl Engine {
         let Engine { endpoint, channels, runner, .. } = self;
         let runner = std::cell::RefCell::new(runner);
         let channels = std::cell::RefCell::new(channels);
-        let (aborted, timeout, recorder) = (&self.aborted, self.timeout, &self.recorder);
+        let (ending, timeout, recorder) = (&self.ending, self.timeout, &self.recorder);
         let look = || {
             // SAFETY: the segments are those that were prepared; their memory by the caller's promise.
             let step = unsafe { runner.borrow_mut().step(segments, &mut channels.borrow_mut()) };
@@ -344,9 +378,8 @@ impl Engine {
             step
         };
         let tick = || {
-            if aborted.load(Ordering::Relaxed) {
-                let why = "the communicator was dropped".into();
-                return Err(Error::Failed { rank: endpoint.rank(), why }.into());
+            if let Some(error) = ending.error(endpoint) {
+                return Err(error.into());
             }
             let awaited = runner.borrow().awaited(segments);
             recorder.waits(&awaited, runner.borrow().heard(segments));
@@ -366,6 +399,10 @@ impl Engine {
             drop(closing);
         }
         let done = waited.map_err(|e| match e {
+            // What was being waited for was ended, which may look like a failure of a peer.
+            Failure::Transport(_) if ending.error(endpoint).is_some() => {
+                ending.error(endpoint).unwrap_or_else(|| unreachable!("it is asked for once and for all"))
+            }
             // A peer that failed and left is lost too; its own words say more.
             Failure::Transport(e) => {
                 told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, Failure::Transport(e)))
@@ -391,7 +428,7 @@ impl Engine {
         // Wrong arguments are found before anything is sent.
         if matches!(error, Error::InvalidArgument { .. } | Error::Config { .. } | Error::Failed { .. })
             && self.failed.is_none()
-            && !self.aborted.load(Ordering::Relaxed)
+            && self.ending.error(&self.endpoint).is_none()
         {
             return;
         }
@@ -407,13 +444,19 @@ impl Engine {
             Error::Transport { source: nd_transport::Error::PeerLost { rank, .. }, .. } => {
                 Report::Failed { culprit: *rank, why: error.to_string() }
             }
+            Error::Aborted { culprit, .. } => {
+                self.aborted_by = Some(*culprit);
+                Report::Aborted { culprit: *culprit }
+            }
             Error::PeerFailed { culprit, why, .. } => Report::Failed { culprit: *culprit, why: why.clone() },
             _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
         };
         self.tell(&report);
+        // The caller gets its buffers back.
+        self.endpoint.let_go();
     }
 
-    /// Reports to every peer that can be reached within [`TELLING`]; the others find out by themselves.
+    /// Reports to every peer that can be reached within [`TELLING`], and to the others when they try to reach this rank.
     fn tell(&mut self, report: &Report) {
         let bytes = report.encode();
         let mut told = Vec::new();
@@ -425,11 +468,13 @@ impl Engine {
             // tries to reach it, see `reports`.
             let reached = link.connected()
                 || (!leaving && Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there));
+            let signal = Signal { at, value: 1 };
             if !reached {
+                link.leave_word(&bytes, at + 8, signal);
                 continue;
             }
             // SAFETY: the report is short and copied by the link.
-            let put = unsafe { link.put(&[Part::of(&bytes)], at + 8, Some(Signal { at, value: 1 })) };
+            let put = unsafe { link.put(&[Part::of(&bytes)], at + 8, Some(signal)) };
             told.extend(put.ok().map(|ticket| (link, ticket)));
         }
         let look = || {

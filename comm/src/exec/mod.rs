@@ -14,6 +14,7 @@
 //! | `combine` | one fold, as far as its messages have come |
 //! | `report` | what a rank tells its peers when it gives up |
 //! | `peers` | what they tell it, and whom it names |
+//! | `ending` | that the program wants no more of it |
 //! | [`engine`] | a communicator's channels and scratch: performs calls, reports failures to the peers |
 //!
 //! # How a message travels
@@ -34,6 +35,7 @@
 
 pub(crate) mod channel;
 pub(crate) mod combine;
+pub(crate) mod ending;
 pub mod engine;
 pub mod grants;
 pub mod layout;

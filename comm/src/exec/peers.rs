@@ -1,11 +1,12 @@
 //! What peers report, who is there, and whom to name when something fails.
 #![allow(unsafe_code)] // reads reports in the inbox
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use nd_transport::{Endpoint, Transport};
 
+use super::ending::aborted;
 use super::layout::{FAILURE, REPORT};
 use super::memory::copy;
 use super::report::Report;
@@ -81,10 +82,28 @@ pub(super) fn listen(endpoint: &Endpoint, channels: &Channels, awaited: &[usize]
         }
         let words = said.into_iter().filter_map(|peer| match reported(channels, peer)? {
             Report::Failed { culprit, why } => Some(format!("; rank {culprit} says: {why}")),
+            Report::Aborted { culprit } => Some(format!("; {} aborted", endpoint.who(culprit))),
             Report::Mismatch { .. } | Report::Left => None,
         });
         return everyone(endpoint, awaited) + &words.take(HEARD).collect::<String>();
     }
+}
+
+/// An error if a peer had given up before this rank has read its memory whole: whoever gives up says so first, and then its
+/// memory may hold anything.
+#[inline]
+pub(super) fn still_there(channels: &Channels, peer: usize) -> Result<(), Failure> {
+    // What was read was read before the word is.
+    fence(Ordering::Acquire);
+    let first = channels[peer].as_ref().map(|lanes| lanes[0].own().word(FAILURE));
+    if first.is_none_or(|word| word.load(Ordering::Acquire) == 0) { Ok(()) } else { Err(gave_up(peer)) }
+}
+
+/// Said only where the peer's own words are not to be found.
+#[cold]
+fn gave_up(peer: usize) -> Failure {
+    let cause = "it gave up before its message was read".into();
+    Failure::Transport(nd_transport::Error::PeerLost { rank: peer, host: "its host".into(), cause })
 }
 
 /// What a peer has reported, if anything.
@@ -130,6 +149,7 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
                 }
                 return Err(Error::PeerFailed { rank, culprit, why });
             }
+            Some(Report::Aborted { culprit }) => return Err(aborted(endpoint, culprit)),
             Some(Report::Mismatch { rank, ours, peer, theirs }) => {
                 return Err(Error::Mismatch { rank, ours, peer, theirs });
             }

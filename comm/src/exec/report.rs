@@ -24,6 +24,11 @@ pub enum Report {
         /// What, cut to fit.
         why: String,
     },
+    /// A rank's program aborted the communicator.
+    Aborted {
+        /// Which rank's.
+        culprit: usize,
+    },
     /// Nothing failed: its communicator is no more.
     Left,
 }
@@ -31,6 +36,7 @@ pub enum Report {
 const MISMATCH: u8 = 1;
 const FAILED: u8 = 2;
 const LEFT: u8 = 3;
+const ABORTED: u8 = 4;
 const HEAD: usize = 8;
 
 impl Report {
@@ -62,6 +68,10 @@ impl Report {
                 bytes[1] = end as u8;
                 bytes[HEAD..HEAD + end].copy_from_slice(&why.as_bytes()[..end]);
             }
+            Report::Aborted { culprit } => {
+                bytes[0] = ABORTED;
+                bytes[2..6].copy_from_slice(&(*culprit as u32).to_le_bytes());
+            }
             Report::Left => bytes[0] = LEFT,
         }
         bytes
@@ -72,6 +82,7 @@ impl Report {
         let word = |i: usize| {
             u64::from_le_bytes(std::array::from_fn(|b| bytes.get(HEAD + 8 * i + b).copied().unwrap_or(0)))
         };
+        let culprit = u32::from_le_bytes(std::array::from_fn(|i| bytes[2 + i])) as usize;
         match bytes[0] {
             MISMATCH => Report::Mismatch {
                 ours: Stamp::from_wire(word(0), word(1), word(2) as u32),
@@ -80,9 +91,9 @@ impl Report {
                 rank: word(7) as usize,
             },
             LEFT => Report::Left,
+            ABORTED => Report::Aborted { culprit },
             _ => {
                 let end = (HEAD + usize::from(bytes[1])).min(REPORT);
-                let culprit = u32::from_le_bytes(std::array::from_fn(|i| bytes[2 + i])) as usize;
                 Report::Failed { culprit, why: String::from_utf8_lossy(&bytes[HEAD..end]).into_owned() }
             }
         }
@@ -100,7 +111,9 @@ mod tests {
         fn what_is_told_is_read(a: [u64; 3], b: [u64; 3], peer in 0usize..1000, why in ".{0,300}") {
             let mask = |s: [u64; 3]| Stamp::from_wire(s[0] & 0xff_ffff_ffff_ffff, s[1], s[2] as u32);
             let report = Report::Mismatch { rank: 5, ours: mask(a), peer, theirs: mask(b) };
-            prop_assert_eq!(Report::decode(&report.encode()), report);
+            for report in [report, Report::Aborted { culprit: peer }, Report::Left] {
+                prop_assert_eq!(Report::decode(&report.encode()), report);
+            }
             match Report::decode(&Report::Failed { culprit: peer, why: why.clone() }.encode()) {
                 Report::Failed { culprit, why: read } => prop_assert!(
                     culprit == peer && why.starts_with(&read) && read.len() + 4 > why.len().min(240)),

@@ -16,7 +16,7 @@ use super::meeting::{Arrival, Arrivals, Dialled, Meeting, Turn};
 use super::outgoing::{Gone, Outgoing};
 use super::wire::{HEAD, Put};
 use crate::secure::Secret;
-use crate::{Abilities, Cost, Error, Link, Part, Result, Signal, Ticket, Transport};
+use crate::{Abilities, Cost, Error, INLINE_PART, Link, Part, Result, Signal, Stop, Ticket, Transport};
 
 /// What the links of one endpoint share.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub struct Common {
     pub waiting: AtomicUsize,
     pub closed: AtomicBool,
     pub given_up: AtomicBool,
+    /// Ends long attempts to connect.
+    pub stop: Stop,
 }
 
 impl Common {
@@ -68,6 +70,8 @@ pub struct TcpLink {
     gone: OnceLock<Gone>,
     /// Between which addresses, once connected.
     path: OnceLock<String>,
+    /// What the peer gets to know when it connects: what, where, and the signal after it.
+    word: Mutex<Option<(Vec<u8>, u64, Signal)>>,
 }
 
 impl TcpLink {
@@ -95,6 +99,7 @@ impl TcpLink {
             blocked: AtomicBool::new(false),
             gone: OnceLock::new(),
             path: OnceLock::new(),
+            word: Mutex::default(),
         }
     }
 
@@ -144,6 +149,15 @@ impl TcpLink {
         }
     }
 
+    /// Ends the connection if memory of a caller, who gets it back now, would still be sent: the peer must not take what it
+    /// holds next for the message.
+    pub(super) fn let_go(&self) {
+        if let Some(out) = self.out().as_mut().filter(|out| out.pending.lends()) {
+            out.fail(&std::io::Error::other("this rank gave up in the middle of a message"));
+            self.forget();
+        }
+    }
+
     /// Nothing more comes from the peer, so nothing more goes there. Gives what to report, once: unless the peer
     /// left in order and nothing waited for it.
     pub(super) fn end(&self, mut gone: Gone) -> Option<Error> {
@@ -189,9 +203,11 @@ impl TcpLink {
     fn meet(&self, within: Duration) -> Result<Arc<Connection>> {
         let common = &self.common;
         let until = Instant::now() + within;
+        // Whoever gives up still tells others so, in a short time.
+        let stop = (within >= common.timeout).then(|| common.stop.flag());
         let unreachable = |why| Error::Unreachable { from: common.me, to: self.peer, why };
         loop {
-            match self.meeting.approach(until) {
+            match self.meeting.approach(until, stop) {
                 Turn::Use(connection) => return Ok(connection),
                 Turn::Dial => {}
                 Turn::Leave => {
@@ -204,7 +220,7 @@ impl TcpLink {
             }
             let target =
                 Target { from: common.me, to: self.peer, host: &self.host, candidates: &self.candidates };
-            match connect(target, common, until) {
+            match connect(target, common, until, stop) {
                 Ok(Connected::Connection(connection, at)) => {
                     self.set_path(&connection.stream, at);
                     common.arrivals.push(Ok(Arrival { slot: self.slot, connection: connection.clone() }));
@@ -239,6 +255,20 @@ impl TcpLink {
         let _ = self.path.set(format!("tcp{} {ours} <- {theirs}: the peer connected", self.common.sealed()));
         self.common.arrivals.push(Ok(Arrival { slot: self.slot, connection: connection.clone() }));
         self.meeting.answered(Some(connection));
+        self.say_word();
+    }
+
+    /// Sends what was left for the peer, if there is a connection; by whichever thread sees both first.
+    fn say_word(&self) {
+        if !self.connected() {
+            return;
+        }
+        let word = self.word.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((bytes, at, signal)) = word {
+            // SAFETY: the bytes are few enough to be copied.
+            let _ = unsafe { self.put(&[Part::of(&bytes)], at, Some(signal)) };
+            self.flush();
+        }
     }
 
     /// The connection, opened if this is the first use.
@@ -259,7 +289,8 @@ impl TcpLink {
             }
             let until = Instant::now() + within;
             let connection = self.meet(within).inspect_err(|e| {
-                if within >= self.common.timeout || Instant::now() < until {
+                let whole = within >= self.common.timeout && !self.common.stop.asked();
+                if whole || Instant::now() < until {
                     let _ = self.gone.set(Gone::lost(e.to_string()));
                 }
             })?;
@@ -325,6 +356,13 @@ impl Link for TcpLink {
             Err(_) if self.gone.get().is_none() => Ok(false),
             reached => reached,
         }
+    }
+
+    fn leave_word(&self, bytes: &[u8], at: u64, signal: Signal) {
+        debug_assert!(bytes.len() <= INLINE_PART);
+        *self.word.lock().unwrap_or_else(PoisonError::into_inner) = Some((bytes.to_vec(), at, signal));
+        // The peer may have come meanwhile.
+        self.say_word();
     }
 
     /// A signal to a peer that left in order is nobody's loss: whoever still needs that peer notices by waiting.
