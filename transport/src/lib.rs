@@ -22,6 +22,7 @@
 mod bell;
 mod card;
 mod config;
+mod cores;
 mod derive;
 mod endpoint;
 mod error;
@@ -49,4 +50,4 @@ pub use region::{Region, Window};
 pub use stop::{OnStop, Stop};
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;

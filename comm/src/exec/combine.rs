@@ -97,7 +97,7 @@ impl FoldTask<'_> {
                 }
                 let channel = channel(channels, peer * LANES + lane);
                 if last || !remote {
-                    channel.take(remote)?;
+                    channel.take(found)?;
                     *body = None;
                 }
                 if last {

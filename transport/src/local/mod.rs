@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::bell::Bell;
+use crate::cores;
 use crate::endpoint::{Endpoint, Parts, Way};
 use crate::link::{Abilities, Cost, Link, Part, Signal, Ticket, Transport};
 use crate::mapped::Mapped;
@@ -60,7 +61,7 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
             tcp: None,
             bell_socket: None,
             cards: Vec::new(),
-            core_ranks: n,
+            crowded: n > cores::available(),
             config: Config { stop: Stop::default(), ..config.clone() },
         })
     };
