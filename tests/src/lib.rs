@@ -3,12 +3,14 @@
 //! | module | what |
 //! |---|---|
 //! | [`worlds`] | ranks as threads of one process, over every transport, real or broken on purpose |
+//! | [`calls`] | every call, to be made with given counts |
 //! | [`hosts`] | namespaces as hosts |
 //! | [`oracle`] | the reproducible order of reduction, in a few lines |
 //! | [`processes`] | ranks as processes, and what the system says of them |
 //! | [`torture`] | ranks that die, stop, abort or go astray at random moments |
 //! | [`sample`] | element types, with values to test them on |
 
+pub mod calls;
 pub mod hosts;
 pub mod oracle;
 pub mod processes;

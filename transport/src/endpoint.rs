@@ -29,6 +29,8 @@ const SPIN_ALONE: Duration = Duration::from_micros(10);
 const SPIN_ALONE_TCP: Duration = Duration::from_micros(50);
 /// How often a long wait looks at the world: lost peers, reported failures.
 const TICK: Duration = Duration::from_millis(100);
+/// Longer timeouts are cut to a century, which every clock can hold.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Polls between two looks at the clock.
 const POLLS: u32 = 64;
 /// The same where others wait for the core.
@@ -496,7 +498,7 @@ impl Endpoint {
                 continue;
             }
             let now = Instant::now();
-            let deadline = *deadline.get_or_insert(now + timeout);
+            let deadline = *deadline.get_or_insert(now + timeout.min(LONGEST));
             if now >= deadline {
                 return Ok(false);
             }

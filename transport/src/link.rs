@@ -120,8 +120,8 @@ pub trait Link: Send + Sync + fmt::Debug {
         Ok(true)
     }
 
-    /// Puts `bytes` (at most [`INLINE_PART`]), with a signal, when the peer connects, if ever: for a rank that gives up, and
-    /// that the peer could not be told by. Nothing where no connection is needed.
+    /// Puts a copy of `bytes`, with a signal, when the peer connects, if it ever does: for a rank that gives up and cannot
+    /// reach the peer. Nothing where no connection is needed.
     fn leave_word(&self, _bytes: &[u8], _at: u64, _signal: Signal) {}
 
     /// Raises a counter at the peer, after all earlier puts.

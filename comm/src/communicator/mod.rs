@@ -42,12 +42,28 @@ use worker::Worker;
 
 /// A group of ranks that make the same calls in the same order.
 ///
+/// # Threads
 /// Calls from several threads of one rank are performed one after the other, in the order in which they come; then
 /// every rank's threads must come in the same order, so give each thread a communicator of its own
-/// ([`Communicator::split`]). Cloning gives another handle to the same communicator.
+/// ([`Communicator::split`]). Ranks whose threads come in different orders get [`Error::Mismatch`] where the calls
+/// differ; where they are alike, they are matched in the order in which they come, whoever makes them.
+///
+/// One thread that calls on several communicators does so in the same order as its peers on other ranks. Where two ranks
+/// are each in a call that the other has not yet come to, both calls fail when their time is up; the error says where
+/// each rank is, and `nd-topo diagnose`, given the recorders' files, that the orders differ.
+///
+/// # Time
+/// Cloning gives another handle to the same communicator, and so does [`Communicator::with_timeout`], which may wait for a
+/// longer or shorter time. When the time for a call is up on any rank, the call fails on all with [`Error::Timeout`], which
+/// says everywhere the same: who has entered the call, who has not, and what those did last.
+///
+/// # Forks
+/// In the child of a fork every call fails with [`Error::Forked`]; the parent goes on.
 #[derive(Clone)]
 pub struct Communicator {
     shared: Arc<Shared>,
+    /// How long calls by this handle may wait.
+    timeout: Duration,
 }
 
 struct Shared {
@@ -57,7 +73,6 @@ struct Shared {
     region: Arc<Region>,
     forked: Forked,
     chooser: Chooser,
-    timeout: Duration,
     /// The secret of this group's connections, from which those of its parts are derived.
     secret: nd_transport::secure::Secret,
     recorder: Arc<Recorder>,
@@ -95,7 +110,7 @@ impl Communicator {
         let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
         let region = endpoint.region().clone();
         let recorder = Arc::new(recorder);
-        let engine = Engine::new(endpoint, inbox, inboxes, chooser.clone(), timeout, recorder.clone());
+        let engine = Engine::new(endpoint, inbox, inboxes, chooser.clone(), recorder.clone());
         let shared = Shared {
             rank,
             world_size,
@@ -103,13 +118,35 @@ impl Communicator {
             region,
             forked: Forked::here(),
             chooser,
-            timeout,
             secret,
             recorder,
             worker: Worker::new(rank, engine),
             handle: OnceLock::new(),
         };
-        Communicator { shared: Arc::new(shared) }
+        Communicator { shared: Arc::new(shared), timeout }
+    }
+
+    /// A handle to the same communicator whose calls may wait for so long: blocking ones, groups, and started ones from
+    /// when they begin, which is when those that were started before are done. The others' handles stay as they are. The
+    /// parts that [`Communicator::split`] makes of the handle take its time over.
+    ///
+    /// The first rank whose time is up ends the call for all.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use nd_comm::prelude::*;
+    /// # let ranks = Communicator::local(1)?;
+    /// # let comm = &ranks[0];
+    /// comm.with_timeout(Duration::from_secs(5)).barrier()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn with_timeout(&self, timeout: Duration) -> Communicator {
+        Communicator { shared: self.shared.clone(), timeout }
+    }
+
+    /// How long calls by this handle may wait: `ND_TIMEOUT`, unless [`Communicator::with_timeout`] says otherwise.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// This rank, from 0.
@@ -248,7 +285,7 @@ impl Communicator {
             return Err(Error::Forked { rank: self.rank() });
         }
         // SAFETY: the caller's promise.
-        unsafe { self.shared.worker.perform(calls) }
+        unsafe { self.shared.worker.perform(calls, self.timeout) }
     }
 }
 

@@ -136,7 +136,7 @@ impl Communicator {
         let failed = |source| Error::Transport { rank, source };
         // What this rank cannot open is found out before any other rank waits for it.
         drop(Endpoint::open(&config.transport).map_err(failed)?);
-        let deadline = Instant::now() + config.start_timeout();
+        let deadline = Instant::now() + config.start_timeout().min(LONGEST);
         let on_loopback = meeting.on_loopback();
         let mut opening: Option<Opening> = None;
         let mut card = |local: Option<IpAddr>| {
@@ -145,7 +145,7 @@ impl Communicator {
                 // Whoever asks for an interface wants it.
                 loopback_only: on_loopback && config.transport.interfaces.is_empty(),
                 // A call may have to connect first.
-                start_timeout: config.start_timeout().min(config.timeout),
+                start_timeout: config.start_timeout().min(config.timeout).min(LONGEST),
                 ..config.transport.clone()
             };
             let opened = Endpoint::open(&transport).map_err(failed)?;
@@ -184,6 +184,9 @@ fn ended(rank: usize) -> Error {
     let who = format!("rank {rank} ({}, pid {})", nd_transport::host_name(), std::process::id());
     Error::Aborted { rank, culprit: rank, who }
 }
+
+/// Longer timeouts are cut to a century, which every clock can hold.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// What a rank tells the others when it joins.
 #[derive(Serialize, Deserialize)]

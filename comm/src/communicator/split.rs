@@ -70,8 +70,7 @@ impl Communicator {
             .with_engine(|engine| deriving.connect(engine.endpoint(), &derived, &secret))
             .map_err(failed)?;
         let chooser = self.shared.chooser.clone();
-        let timeout = self.shared.timeout;
-        Ok(Some(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout, recorder)))
+        Ok(Some(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, self.timeout, recorder)))
     }
 
     /// Every rank's value, by rank.

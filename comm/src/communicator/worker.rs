@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::abort::Aborting;
 use crate::error::{Error, Result};
@@ -34,6 +35,8 @@ pub(crate) type Keep = Box<dyn Any + Send>;
 
 struct Job {
     calls: Vec<Call>,
+    /// How long they may take once they begin.
+    timeout: Duration,
     done: Arc<Done>,
     /// Keeps the calls' buffers.
     keep: Keep,
@@ -99,21 +102,26 @@ impl Worker {
     ///
     /// # Safety
     /// As for [`Engine::perform`].
-    pub unsafe fn perform(&self, calls: &[Call]) -> Result<()> {
+    pub unsafe fn perform(&self, calls: &[Call], timeout: Duration) -> Result<()> {
         if self.waiting.load(Ordering::Acquire) > 0 {
             // SAFETY: the caller's promise holds until this returns, and it waits for the result.
-            let done = unsafe { self.start(calls.to_vec(), Box::new(())) };
+            let done = unsafe { self.start(calls.to_vec(), timeout, Box::new(())) };
             return done.map_err(|(error, _)| error)?.wait().0;
         }
         // SAFETY: the caller's promise.
-        unsafe { lock(&self.engine).perform(calls) }
+        unsafe { lock(&self.engine).perform(calls, timeout) }
     }
 
     /// Has calls performed later, in their order.
     ///
     /// # Safety
     /// As for [`Engine::perform`], until the result is there; `keep` may own the buffers.
-    pub unsafe fn start(&self, calls: Vec<Call>, keep: Keep) -> Result<Arc<Done>, (Error, Keep)> {
+    pub unsafe fn start(
+        &self,
+        calls: Vec<Call>,
+        timeout: Duration,
+        keep: Keep,
+    ) -> Result<Arc<Done>, (Error, Keep)> {
         let done = Arc::new(Done::default());
         let mut queue = lock(&self.queue);
         if queue.jobs.is_none() {
@@ -131,7 +139,7 @@ impl Worker {
             }
         }
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        let job = Job { calls, done: done.clone(), keep };
+        let job = Job { calls, timeout, done: done.clone(), keep };
         let sent = queue.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         debug_assert!(sent, "the thread lives as long as its queue");
         Ok(done)
@@ -147,9 +155,9 @@ impl Worker {
 }
 
 fn work(jobs: &Receiver<Job>, engine: &Mutex<Engine>, waiting: &AtomicUsize) {
-    while let Ok(Job { calls, done, keep }) = jobs.recv() {
+    while let Ok(Job { calls, timeout, done, keep }) = jobs.recv() {
         // SAFETY: promised to `start`; the job keeps the buffers.
-        let result = unsafe { lock(engine).perform(&calls) };
+        let result = unsafe { lock(engine).perform(&calls, timeout) };
         waiting.fetch_sub(1, Ordering::AcqRel);
         done.set(result, keep);
     }

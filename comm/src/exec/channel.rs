@@ -327,6 +327,15 @@ impl Channel {
         }))
     }
 
+    /// Of the peer's descriptors that are still to be seen, the stamp of the latest.
+    pub fn latest(&self) -> Option<Stamp> {
+        let number = |at: u64| self.own.word(at + SEQUENCE).load(Ordering::Acquire);
+        let all = (0..DESCRIPTORS).map(descriptor);
+        let at = all.filter(|at| number(*at) != 0).max_by_key(|at| number(*at))?;
+        let [head, count, root] = self.own.read(at + HEAD);
+        Some(Stamp::from_wire(head, count, root as u32))
+    }
+
     /// Frees the descriptor that [`Channel::peek`] found, and its slot. The peer is told at once when its own memory
     /// was read, else when half its descriptors or half its slots are free again.
     #[inline]

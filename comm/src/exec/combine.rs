@@ -6,7 +6,7 @@ use nd_transport::Step;
 use super::channel::Body;
 use super::layout::LANES;
 use super::memory::copy;
-use super::peers::still_there;
+use super::peers::has_given_up;
 use super::plan::{Operand, Place};
 use super::run::{Channels, Failure, Segment, channel};
 use crate::kernel::{Destination, Kernel, Source, stream};
@@ -92,8 +92,9 @@ impl FoldTask<'_> {
         for (term, body) in self.terms.iter().zip(&mut state.bodies) {
             if let (Operand::From { peer, .. }, Some(found)) = (term, &*body) {
                 let remote = found.remote();
-                if last && remote {
-                    still_there(channels, *peer)?;
+                // It may have changed while it was read: then what was made of it is nobody's result.
+                if last && remote && has_given_up(channels, *peer) {
+                    return Err(Failure::GivenUp { peer: *peer });
                 }
                 let channel = channel(channels, peer * LANES + lane);
                 if last || !remote {

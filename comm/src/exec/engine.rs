@@ -2,19 +2,22 @@
 #![allow(unsafe_code)] // hands the caller's buffers to the runner
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use nd_transport::{Abilities, Endpoint, Part, Signal, Step, Window};
+use nd_transport::{Abilities, Endpoint, Step, Window};
 
+use super::called::Called;
 use super::channel::Channel;
 use super::ending::{self, Ending};
-use super::layout::{self, FAILURE, LANES, P2P_LANE};
+use super::layout::{self, FAILURE, FINISHED, LANES, P2P_LANE};
 use super::memory::{LaneMemory, copy};
-use super::peers::{REACHING, everyone, failure, listen, reports, settle, told};
+use super::peers::{failure, reports, settle, tell, told};
 use super::plans::Plans;
 use super::report::Report;
+use super::roll_call;
 use super::run::{Failure, Runner, Segment};
 use super::stamp::Stamp;
+use super::standstill::Whereabouts;
 use crate::choose::{Chooser, Tuner};
 use crate::cost::Calibration;
 use crate::cost::hosts::{Cores, Machines};
@@ -51,6 +54,12 @@ pub struct Call {
 // SAFETY: a call is performed by one thread at a time, while its caller waits or has given its buffers away.
 unsafe impl Send for Call {}
 
+/// What people know the call by.
+#[inline]
+fn called(call: &Call, segment: &Segment) -> Called {
+    Called { stamp: segment.stamp, peer: call.root, sends: call.output.is_null() }
+}
+
 /// Does something when it is dropped.
 struct Closing<F: Fn()>(F);
 
@@ -59,9 +68,6 @@ impl<F: Fn()> Drop for Closing<F> {
         (self.0)();
     }
 }
-
-/// How long a rank that gives up waits for its report to leave.
-const TELLING: Duration = Duration::from_millis(500);
 
 /// A communicator's side of everything below it.
 pub struct Engine {
@@ -74,10 +80,11 @@ pub struct Engine {
     segments: Vec<Segment>,
     plans: Plans,
     sequence: u32,
+    /// The last call that this rank has finished, where peers that map it see it.
+    finished: LaneMemory,
     failed: Option<String>,
     /// The rank that aborted, if that is how it failed.
     aborted_by: Option<usize>,
-    timeout: Duration,
     ending: Arc<Ending>,
     recorder: Arc<Recorder>,
 }
@@ -89,15 +96,16 @@ impl Engine {
         inbox: Window,
         inboxes: &[u64],
         chooser: Chooser,
-        timeout: Duration,
         recorder: Arc<Recorder>,
     ) -> Engine {
         let me = endpoint.rank();
-        let channel = |peer: usize, lane: usize| {
-            let link = endpoint.link(peer)?;
+        let own = |peer: usize, lane: usize| {
             let own = endpoint.region().at(inbox.offset() + layout::lane(peer, lane), layout::LANE);
             // SAFETY: the inbox window lives as long as the engine, and with it all its channels.
-            let own = unsafe { LaneMemory::new(own) };
+            unsafe { LaneMemory::new(own) }
+        };
+        let channel = |peer: usize, lane: usize| {
+            let (link, own) = (endpoint.link(peer)?, own(peer, lane));
             Some(Channel::new(link.clone(), own, inboxes[peer] + layout::lane(me, lane), layout::LANE))
         };
         let channels = |peer: usize| {
@@ -111,8 +119,10 @@ impl Engine {
             cores: Cores::of(&layout, |rank| (endpoint.machine(rank), endpoint.cores(rank))),
             costs: chooser.costs.clone().unwrap_or_else(|| Arc::new(Calibration::typical().clone())),
         };
+        let (channels, finished) = ((0..endpoint.world_size()).map(channels).collect(), own(me, 0));
         Engine {
-            channels: (0..endpoint.world_size()).map(channels).collect(),
+            channels,
+            finished,
             inbox: Some(inbox),
             scratch: Vec::new(),
             runner: Runner::default(),
@@ -121,7 +131,6 @@ impl Engine {
             sequence: 0,
             failed: None,
             aborted_by: None,
-            timeout,
             ending: Arc::default(),
             recorder,
             endpoint,
@@ -180,18 +189,18 @@ impl Engine {
         self.failed.as_ref().map(|why| Error::Failed { rank: self.rank(), why: why.clone() })
     }
 
-    /// Performs calls, all at the same time. Collectives run in their order in one of a few lanes.
+    /// Performs calls, all at the same time, within `timeout`. Collectives run in their order in one of a few lanes.
     ///
     /// # Safety
     /// The buffers of the calls are valid for their counts, nobody else uses them meanwhile, and they overlap only
     /// as their `alias` says.
-    pub unsafe fn perform(&mut self, calls: &[Call]) -> Result<()> {
+    pub unsafe fn perform(&mut self, calls: &[Call], timeout: Duration) -> Result<()> {
         if let Some(error) = self.refusal() {
             return Err(error);
         }
         let mut segments = std::mem::take(&mut self.segments);
         // SAFETY: the caller's promise.
-        let result = unsafe { self.perform_with(calls, &mut segments) };
+        let result = unsafe { self.perform_with(calls, &mut segments, timeout) };
         self.segments = segments;
         if result.is_err() || self.scratch.iter().map(Window::len).sum::<u64>() > KEPT_SCRATCH {
             self.segments.clear();
@@ -208,14 +217,19 @@ impl Engine {
 
     /// # Safety
     /// As for [`Engine::perform`].
-    unsafe fn perform_with(&mut self, calls: &[Call], segments: &mut Vec<Segment>) -> Result<()> {
+    unsafe fn perform_with(
+        &mut self,
+        calls: &[Call],
+        segments: &mut Vec<Segment>,
+        timeout: Duration,
+    ) -> Result<()> {
         // Once memory was detached, buffers may have other places than they had.
         if self.plans.repeat(calls, segments) && !self.endpoint.region().any_detached() {
             for (call, segment) in calls.iter().zip(&mut *segments) {
                 segment.stamp.sequence = self.number(call);
             }
             // SAFETY: the caller's promise.
-            return unsafe { self.run(calls, segments) };
+            return unsafe { self.run(calls, segments, timeout) };
         }
         segments.clear();
         self.plans.begin(calls.len());
@@ -226,7 +240,7 @@ impl Engine {
             segments.push(unsafe { self.segment(call, i)? });
         }
         // SAFETY: the caller's promise.
-        unsafe { self.run(calls, segments) }
+        unsafe { self.run(calls, segments, timeout) }
     }
 
     /// The number of the next call; sends and receives have none.
@@ -345,7 +359,7 @@ impl Engine {
 
     /// # Safety
     /// As for [`Engine::perform`].
-    unsafe fn run(&mut self, calls: &[Call], segments: &[Segment]) -> Result<()> {
+    unsafe fn run(&mut self, calls: &[Call], segments: &[Segment], timeout: Duration) -> Result<()> {
         // Sends and receives each get a thread of their own, but those with one peer in one direction share it, so
         // that their order is kept.
         let single = |c: &Call| c.collective == Collective::SendRecv;
@@ -369,7 +383,7 @@ impl Engine {
         let Engine { endpoint, channels, runner, .. } = self;
         let runner = std::cell::RefCell::new(runner);
         let channels = std::cell::RefCell::new(channels);
-        let (ending, timeout, recorder) = (&self.ending, self.timeout, &self.recorder);
+        let (ending, recorder) = (&self.ending, &self.recorder);
         let look = || {
             // SAFETY: the segments are those that were prepared; their memory by the caller's promise.
             let step = unsafe { runner.borrow_mut().step(segments, &mut channels.borrow_mut()) };
@@ -384,7 +398,8 @@ impl Engine {
             }
             let awaited = runner.borrow().awaited(segments);
             recorder.waits(&awaited, runner.borrow().heard(segments));
-            Ok(reports(endpoint, &channels.borrow(), &awaited)?)
+            reports(endpoint, &channels.borrow(), &awaited)?;
+            if roll_call::is_called(&channels.borrow()) { Err(Failure::TimeUp) } else { Ok(()) }
         };
         // Also if one of them panics.
         let closing = Closing(|| {
@@ -396,8 +411,29 @@ impl Engine {
             // A run that is done has closed what it opened.
             std::mem::forget(closing);
         } else {
-            recorder.waits(&runner.borrow().awaited(segments), runner.borrow().heard(segments));
+            let (awaited, heard) = (runner.borrow().awaited(segments), runner.borrow().heard(segments));
+            recorder.waits(&awaited, heard.clone());
+            let after = match waited {
+                Ok(_) => Some(timeout),
+                Err(Failure::TimeUp) => Some(Duration::ZERO),
+                Err(_) => None,
+            };
+            let mine = after.map(|after| {
+                let at = runner.borrow().current(segments);
+                let call = called(&calls[at], &segments[at]);
+                let finished = Called::from_words(self.finished.read(FINISHED));
+                let entered = self.sequence;
+                let mine =
+                    roll_call::whereabouts(endpoint, &channels.borrow(), &awaited, heard, (call, entered));
+                let mine = Whereabouts { after, finished, ..mine };
+                // Closing may take a while, for which the others need not wait.
+                roll_call::answer(endpoint, &channels.borrow(), &mine);
+                mine
+            });
             drop(closing);
+            if let Some(mine) = mine {
+                return Err(roll_call::hold(endpoint, &channels.borrow(), mine));
+            }
         }
         let done = waited.map_err(|e| match e {
             // What was being waited for was ended, which may look like a failure of a peer.
@@ -405,23 +441,17 @@ impl Engine {
                 ending.error(endpoint).unwrap_or_else(|| unreachable!("it is asked for once and for all"))
             }
             // A peer that failed and left is lost too; its own words say more.
-            Failure::Transport(e) => {
-                told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, Failure::Transport(e)))
+            e @ (Failure::Transport(_) | Failure::GivenUp { .. }) => {
+                told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, e))
             }
             e => failure(endpoint, e),
         })?;
-        if done {
-            self.recorder.done(segments.len());
-            return Ok(());
+        debug_assert!(done, "the time that was up is dealt with above");
+        self.recorder.done(segments.len());
+        if let (Some(call), Some(segment)) = (calls.last(), segments.last()) {
+            self.finished.write(FINISHED, called(call, segment).words());
         }
-        let awaited = runner.borrow().awaited(segments);
-        let call = segments.first().map(|s| s.stamp.to_string()).unwrap_or_default();
-        let rank = self.rank();
-        let timed_out = |waiting| Error::Timeout { rank, call: call.clone(), after: timeout, waiting };
-        let error = timed_out(everyone(&self.endpoint, &awaited));
-        // Whoever waits for this rank learns whom it waits for; the time of those who wait for others in turn is up too.
-        self.fail(&error);
-        Err(timed_out(listen(&self.endpoint, &self.channels, &awaited)))
+        Ok(())
     }
 
     /// Tells the peers that this rank gives up, and why, in the words of whoever found out first.
@@ -445,6 +475,7 @@ impl Engine {
             Error::Transport { source: nd_transport::Error::PeerLost { rank, .. }, .. } => {
                 Report::Failed { culprit: *rank, why: error.to_string() }
             }
+            Error::Timeout { standstill, .. } => Report::Standstill(standstill.clone()),
             Error::Aborted { culprit, .. } => {
                 self.aborted_by = Some(*culprit);
                 Report::Aborted { culprit: *culprit }
@@ -452,45 +483,16 @@ impl Engine {
             Error::PeerFailed { culprit, why, .. } => Report::Failed { culprit: *culprit, why: why.clone() },
             _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
         };
-        self.tell(&report);
+        tell(&self.endpoint, &self.channels, FAILURE, &report.encode(), false);
         // The caller gets its buffers back.
         self.endpoint.let_go();
-    }
-
-    /// Reports to every peer that can be reached within [`TELLING`], and to the others when they try to reach this rank.
-    fn tell(&mut self, report: &Report) {
-        let bytes = report.encode();
-        let mut told = Vec::new();
-        let until = Instant::now() + TELLING;
-        let leaving = matches!(report, Report::Left);
-        for channels in self.channels.iter().flatten() {
-            let (link, at) = (channels[0].link(), channels[0].remote() + FAILURE);
-            // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it
-            // tries to reach it, see `reports`.
-            let reached = link.connected()
-                || (!leaving && Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there));
-            let signal = Signal { at, value: 1 };
-            if !reached {
-                link.leave_word(&bytes, at + 8, signal);
-                continue;
-            }
-            // SAFETY: the report is short and copied by the link.
-            let put = unsafe { link.put(&[Part::of(&bytes)], at + 8, Some(signal)) };
-            told.extend(put.ok().map(|ticket| (link, ticket)));
-        }
-        let look = || {
-            told.retain(|(link, ticket)| !link.flushed(*ticket));
-            Ok::<_, nd_transport::Error>(if told.is_empty() { Step::Done } else { Step::Idle })
-        };
-        let left = until.saturating_duration_since(Instant::now());
-        let _ = self.endpoint.wait(left, look, || Ok(()));
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
         if self.failed.is_none() {
-            self.tell(&Report::Left);
+            tell(&self.endpoint, &self.channels, FAILURE, &Report::Left.encode(), true);
         }
         // Peers that map the inbox report there that they leave, whenever that is.
         if let Some(inbox) = self.inbox.take() {

@@ -28,9 +28,16 @@ pub const CREDIT: u64 = 0;
 /// Offset of the counter, and after it the report, by which the peer tells that it failed; in the first lane.
 pub const FAILURE: u64 = LINE;
 /// Bytes of a report, after its counter.
-pub const REPORT: usize = 4 * LINE as usize - 8;
+pub const REPORT: usize = 20 * LINE as usize - 8;
+/// Offset of the counter, and after it the whereabouts, by which the peer tells that its time is up; in the first lane.
+pub const TIME_UP: u64 = FAILURE + 20 * LINE;
+/// Bytes of whereabouts, after their counter.
+pub const WHEREABOUTS: usize = 11 * LINE as usize - 8;
+/// Offset, in the first lane of the inbox that a rank has for itself, of the last call that it has finished, for peers
+/// that map it.
+pub const FINISHED: u64 = LINE;
 /// Offset of the first of [`GRANTS`] grants: in each the number of a message, then [`GRANT_AT`] and [`GRANT_LEN`].
-const GRANT: u64 = FAILURE + 4 * LINE;
+const GRANT: u64 = TIME_UP + 11 * LINE;
 /// Grants that a peer may give ahead.
 pub const GRANTS: u64 = 4;
 const GRANT_BYTES: u64 = 32;

@@ -43,6 +43,17 @@ impl LaneMemory {
         self.word(offset).store(value, Ordering::Relaxed);
     }
 
+    /// Writes words that others read at any time, and take for words.
+    #[inline]
+    pub fn write<const N: usize>(&self, offset: u64, words: [u64; N]) {
+        (offset..).step_by(8).zip(words).for_each(|(at, word)| self.set(at, word));
+    }
+
+    /// Reads what [`LaneMemory::write`] has written.
+    pub fn read<const N: usize>(&self, offset: u64) -> [u64; N] {
+        std::array::from_fn(|i| self.get(offset + 8 * i as u64))
+    }
+
     /// Reads a word that no other rank writes after an earlier acquire.
     #[inline]
     pub fn get(&self, offset: u64) -> u64 {

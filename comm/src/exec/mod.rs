@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`stamp`] | what a call is, in 24 bytes: every message carries it, so that ranks that disagree find out |
+//! | [`called`] | a call as its caller knows it |
 //! | [`layout`] | how the inbox is laid out that every rank has for every peer |
 //! | `memory` | the raw memory of inboxes and buffers |
 //! | `channel` | messages between two ranks in one lane: descriptors, slots, credits, grants |
@@ -15,6 +16,8 @@
 //! | `report` | what a rank tells its peers when it gives up |
 //! | `peers` | what they tell it, and whom it names |
 //! | `ending` | that the program wants no more of it |
+//! | [`standstill`] | where all ranks are when the time for a call is up |
+//! | `roll_call` | how they come to tell each other |
 //! | [`engine`] | a communicator's channels and scratch: performs calls, reports failures to the peers |
 //!
 //! # How a message travels
@@ -34,6 +37,7 @@
 //! that gives up takes its grants back; if a sender that has claimed one does not end soon (it was stopped), the
 //! receiver takes the buffer out of the shared memory instead, so that nothing is written behind its back.
 
+pub mod called;
 pub(crate) mod channel;
 pub(crate) mod combine;
 pub(crate) mod ending;
@@ -45,6 +49,8 @@ pub(crate) mod peers;
 pub mod plan;
 pub mod plans;
 pub(crate) mod report;
+pub(crate) mod roll_call;
 pub(crate) mod run;
 pub(crate) mod sending;
 pub mod stamp;
+pub mod standstill;

@@ -1,10 +1,10 @@
 //! What peers report, who is there, and whom to name when something fails.
-#![allow(unsafe_code)] // reads reports in the inbox
+#![allow(unsafe_code)] // reads reports in the inbox, puts them into the peers'
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use nd_transport::{Endpoint, Transport};
+use nd_transport::{Endpoint, INLINE_PART, Part, Signal, Step, Transport};
 
 use super::ending::aborted;
 use super::layout::{FAILURE, REPORT};
@@ -15,7 +15,10 @@ use crate::error::{Error, Result};
 
 /// How long a rank tries to connect to a peer that it has not spoken to, to see whether it is there or to tell it that
 /// it gives up: one that stopped does not answer.
-pub(super) const REACHING: Duration = Duration::from_millis(100);
+const REACHING: Duration = Duration::from_millis(100);
+
+/// How long a rank that gives up waits for its report to leave.
+const TELLING: Duration = Duration::from_millis(500);
 
 /// How long a rank that lost a peer listens whether one has reported why.
 const LISTENING: Duration = Duration::from_millis(200);
@@ -25,9 +28,6 @@ const LISTENING: Duration = Duration::from_millis(200);
 const STORING: Duration = Duration::from_millis(500);
 /// The same where the peer is a thread of this process, which nothing stops but a busy machine.
 const STORING_THREAD: Duration = Duration::from_secs(10);
-
-/// What so many peers said is repeated.
-const HEARD: usize = 2;
 
 /// What is said of a rank that left.
 pub(crate) const DROPPED: &str = "it dropped its communicator while this rank still waits for it";
@@ -63,49 +63,6 @@ pub(super) fn everyone(endpoint: &Endpoint, ranks: &[usize]) -> String {
     ranks.iter().map(|&r| endpoint.who(r)).collect::<Vec<_>>().join(", ")
 }
 
-/// Whom to look at when the time is up: each of the peers may wait for yet another, and says so within [`LISTENING`];
-/// the one that all wait for says nothing. Otherwise those that this rank waits for, and what is said.
-pub(super) fn listen(endpoint: &Endpoint, channels: &Channels, awaited: &[usize]) -> String {
-    let until = Instant::now() + LISTENING;
-    loop {
-        let _ = endpoint.progress();
-        let peers = (0..channels.len()).filter(|&peer| channels[peer].is_some());
-        let (said, silent): (Vec<_>, Vec<_>) = peers.partition(|&peer| reported(channels, peer).is_some());
-        if !silent.is_empty() && Instant::now() < until {
-            std::thread::yield_now();
-            continue;
-        }
-        let waited_for: Vec<_> = silent.iter().copied().filter(|peer| awaited.contains(peer)).collect();
-        let culprits = if waited_for.is_empty() { silent } else { waited_for };
-        if !culprits.is_empty() && !said.is_empty() {
-            return everyone(endpoint, &culprits) + ", of whom nothing is heard while others give up";
-        }
-        let words = said.into_iter().filter_map(|peer| match reported(channels, peer)? {
-            Report::Failed { culprit, why } => Some(format!("; rank {culprit} says: {why}")),
-            Report::Aborted { culprit } => Some(format!("; {} aborted", endpoint.who(culprit))),
-            Report::Mismatch { .. } | Report::Left => None,
-        });
-        return everyone(endpoint, awaited) + &words.take(HEARD).collect::<String>();
-    }
-}
-
-/// An error if a peer had given up before this rank has read its memory whole: whoever gives up says so first, and then its
-/// memory may hold anything.
-#[inline]
-pub(super) fn still_there(channels: &Channels, peer: usize) -> Result<(), Failure> {
-    // What was read was read before the word is.
-    fence(Ordering::Acquire);
-    let first = channels[peer].as_ref().map(|lanes| lanes[0].own().word(FAILURE));
-    if first.is_none_or(|word| word.load(Ordering::Acquire) == 0) { Ok(()) } else { Err(gave_up(peer)) }
-}
-
-/// Said only where the peer's own words are not to be found.
-#[cold]
-fn gave_up(peer: usize) -> Failure {
-    let cause = "it gave up before its message was read".into();
-    Failure::Transport(nd_transport::Error::PeerLost { rank: peer, host: "its host".into(), cause })
-}
-
 /// What a peer has reported, if anything.
 fn reported(channels: &Channels, peer: usize) -> Option<Report> {
     let [first, ..] = channels[peer].as_ref()?;
@@ -116,6 +73,45 @@ fn reported(channels: &Channels, peer: usize) -> Option<Report> {
     // SAFETY: the report lies in this rank's inbox.
     unsafe { copy(first.own().at(FAILURE + 8), bytes.as_mut_ptr(), REPORT) };
     Some(Report::decode(&bytes))
+}
+
+/// Whether a peer has said that it gives up: what it lends may have changed.
+#[inline]
+pub(super) fn has_given_up(channels: &Channels, peer: usize) -> bool {
+    let Some([first, ..]) = &channels[peer] else { return false };
+    // What was read before is what was there before it said so.
+    fence(Ordering::Acquire);
+    first.own().word(FAILURE).load(Ordering::Relaxed) != 0
+}
+
+/// Writes to `at` of every peer's first lane and raises the counter before it, as far as the peers can be reached within
+/// [`TELLING`], and of the others when they try to reach this rank.
+pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u8], leaving: bool) {
+    let mut told = Vec::new();
+    let until = Instant::now() + TELLING;
+    // Each is copied by the link.
+    let parts: Vec<Part> = bytes.chunks(INLINE_PART).map(Part::of).collect();
+    for channels in channels.iter().flatten() {
+        let (link, at) = (channels[0].link(), channels[0].remote() + at);
+        // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it
+        // tries to reach it, see `reports`.
+        let reached = link.connected()
+            || (!leaving && Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there));
+        let signal = Signal { at, value: 1 };
+        if !reached {
+            link.leave_word(bytes, at + 8, signal);
+            continue;
+        }
+        // SAFETY: the parts are short and copied by the link.
+        let put = unsafe { link.put(&parts, at + 8, Some(signal)) };
+        told.extend(put.ok().map(|ticket| (link, ticket)));
+    }
+    let look = || {
+        told.retain(|(link, ticket)| !link.flushed(*ticket));
+        Ok::<_, nd_transport::Error>(if told.is_empty() { Step::Done } else { Step::Idle })
+    };
+    let left = until.saturating_duration_since(Instant::now());
+    let _ = endpoint.wait(left, look, || Ok(()));
 }
 
 /// What a peer reports, if it does within [`LISTENING`].
@@ -153,6 +149,15 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
             Some(Report::Mismatch { rank, ours, peer, theirs }) => {
                 return Err(Error::Mismatch { rank, ours, peer, theirs });
             }
+            Some(Report::Standstill(standstill)) if standstill.fits(channels.len()) => {
+                let standstill = Box::new(standstill.named(|rank| endpoint.who(rank)));
+                return Err(Error::Timeout { rank, standstill, told_by: Some(peer) });
+            }
+            Some(Report::Standstill(_)) => {
+                let what = "a report about ranks that there are not".into();
+                let source = nd_transport::Error::Protocol { rank: peer, what };
+                return Err(Error::Transport { rank, source });
+            }
         }
     }
     for &peer in awaited {
@@ -177,5 +182,11 @@ pub(super) fn failure(endpoint: &Endpoint, failure: Failure) -> Error {
         Failure::Length { peer, ours, got, expected } => {
             Error::Length { rank, peer, call: ours, got, expected }
         }
+        Failure::GivenUp { peer } => Error::PeerFailed {
+            rank,
+            culprit: peer,
+            why: "it gave up while this rank read its memory".into(),
+        },
+        Failure::TimeUp => unreachable!("a roll call is held when the time is up"),
     }
 }

@@ -45,6 +45,13 @@ pub enum Failure {
         /// Bytes that were expected.
         expected: u64,
     },
+    /// A peer's time is up.
+    TimeUp,
+    /// A peer has given up, so that what it lent may have changed.
+    GivenUp {
+        /// The peer.
+        peer: usize,
+    },
     /// Found out otherwise.
     Other(Box<crate::Error>),
 }
@@ -334,6 +341,15 @@ impl Runner {
         }
         storing.retain(|storing| storing.goes_on(channels));
         storing
+    }
+
+    /// The first segment that is not done; the last, if all are.
+    pub fn current(&self, segments: &[Segment]) -> usize {
+        let running = self.threads[..self.running].iter().filter_map(|t| Some(t.items.get(t.item)?.0)).min();
+        let unsent = (self.complete < self.sent.len())
+            .then(|| self.first_message.partition_point(|first| *first <= self.complete).saturating_sub(1));
+        let last = segments.len().saturating_sub(1);
+        running.into_iter().chain(unsent).min().unwrap_or(last).min(last)
     }
 
     /// The peers that the run cannot go on without at present.

@@ -174,7 +174,8 @@ impl Failure {
     /// Of an error of a call.
     pub(super) fn of(error: &Error) -> Failure {
         let (kind, peer) = match error {
-            Error::Timeout { .. } => (Kind::Timeout, None),
+            Error::Timeout { told_by: None, .. } => (Kind::Timeout, None),
+            Error::Timeout { told_by, .. } => (Kind::Told, *told_by),
             Error::Mismatch { .. } => (Kind::Mismatch, None),
             Error::Length { peer, .. } => (Kind::Length, Some(*peer)),
             Error::PeerFailed { culprit, why, .. } if why == DROPPED => (Kind::Left, Some(*culprit)),

@@ -234,7 +234,14 @@ impl Recorder {
         let made = if private { Ok(()) } else { std::fs::create_dir_all(&folder) };
         match made.and_then(|()| self.save(&path, !private)) {
             // Whoever found out by itself has said so; and whoever aborts knows.
-            Ok(()) if matches!(error, Error::PeerFailed { .. } | Error::Aborted { .. }) => {
+            Ok(())
+                if matches!(
+                    error,
+                    Error::PeerFailed { .. }
+                        | Error::Aborted { .. }
+                        | Error::Timeout { told_by: Some(_), .. }
+                ) =>
+            {
                 tracing::info!("rank {rank}: its last calls are in {}", path.display());
             }
             Ok(()) => tracing::warn!(

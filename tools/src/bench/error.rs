@@ -47,9 +47,10 @@ impl Error {
 
     /// Whether it only follows from another rank's.
     pub fn is_echo(&self) -> bool {
+        use nd_comm::Error::{Aborted, Failed, PeerFailed, Timeout};
         match self {
-            Error::Comm(nd_comm::Error::PeerFailed { .. } | nd_comm::Error::Failed { .. }) => true,
-            Error::Comm(nd_comm::Error::Aborted { rank, culprit, .. }) => rank != culprit,
+            Error::Comm(PeerFailed { .. } | Failed { .. } | Timeout { told_by: Some(_), .. }) => true,
+            Error::Comm(Aborted { rank, culprit, .. }) => rank != culprit,
             _ => false,
         }
     }

@@ -71,7 +71,7 @@ pub struct TcpLink {
     /// Between which addresses, once connected.
     path: OnceLock<String>,
     /// What the peer gets to know when it connects: what, where, and the signal after it.
-    word: Mutex<Option<(Vec<u8>, u64, Signal)>>,
+    words: Mutex<Vec<(Vec<u8>, u64, Signal)>>,
 }
 
 impl TcpLink {
@@ -99,7 +99,7 @@ impl TcpLink {
             blocked: AtomicBool::new(false),
             gone: OnceLock::new(),
             path: OnceLock::new(),
-            word: Mutex::default(),
+            words: Mutex::default(),
         }
     }
 
@@ -255,18 +255,21 @@ impl TcpLink {
         let _ = self.path.set(format!("tcp{} {ours} <- {theirs}: the peer connected", self.common.sealed()));
         self.common.arrivals.push(Ok(Arrival { slot: self.slot, connection: connection.clone() }));
         self.meeting.answered(Some(connection));
-        self.say_word();
+        self.say_words();
     }
 
     /// Sends what was left for the peer, if there is a connection; by whichever thread sees both first.
-    fn say_word(&self) {
+    fn say_words(&self) {
         if !self.connected() {
             return;
         }
-        let word = self.word.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((bytes, at, signal)) = word {
-            // SAFETY: the bytes are few enough to be copied.
-            let _ = unsafe { self.put(&[Part::of(&bytes)], at, Some(signal)) };
+        let words = std::mem::take(&mut *self.words.lock().unwrap_or_else(PoisonError::into_inner));
+        for (bytes, at, signal) in &words {
+            let parts: Vec<Part> = bytes.chunks(INLINE_PART).map(Part::of).collect();
+            // SAFETY: the parts are short enough to be copied.
+            let _ = unsafe { self.put(&parts, *at, Some(*signal)) };
+        }
+        if !words.is_empty() {
             self.flush();
         }
     }
@@ -359,10 +362,11 @@ impl Link for TcpLink {
     }
 
     fn leave_word(&self, bytes: &[u8], at: u64, signal: Signal) {
-        debug_assert!(bytes.len() <= INLINE_PART);
-        *self.word.lock().unwrap_or_else(PoisonError::into_inner) = Some((bytes.to_vec(), at, signal));
+        let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+        words.push((bytes.to_vec(), at, signal));
+        drop(words);
         // The peer may have come meanwhile.
-        self.say_word();
+        self.say_words();
     }
 
     /// A signal to a peer that left in order is nobody's loss: whoever still needs that peer notices by waiting.
