@@ -73,6 +73,11 @@ impl Drawn {
         Drawn { seed, number, collective, root, count, float, in_place: draw.below(2) == 0 }
     }
 
+    /// Whether it concerns two ranks at a time: these cannot know that one of them calls something else with others.
+    pub fn is_between_two(&self) -> bool {
+        self.collective == Collective::SendRecv
+    }
+
     /// The same, but not quite: what another rank would call by mistake.
     pub fn mistaken(&self) -> Drawn {
         let collective = match self.collective {

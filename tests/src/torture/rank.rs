@@ -160,7 +160,7 @@ impl Rank<'_> {
                 return true;
             }
             let call = Drawn::new(self.case.seed, number, comm.world_size());
-            let mistaken = told && fault == Fault::Mismatch;
+            let mistaken = told && fault == Fault::Mismatch && !call.is_between_two();
             let went: Result<Went, Error> = match mistaken {
                 true => call.mistaken().perform(comm),
                 false => call.perform(comm),

@@ -21,7 +21,8 @@ struct Row {
     well: usize,
     survivors: usize,
     right: usize,
-    times: Vec<Duration>,
+    /// With the seed of the case.
+    times: Vec<(Duration, u64)>,
 }
 
 impl Table {
@@ -34,7 +35,7 @@ impl Table {
         row.right += outcome.right;
         // A rank that is lost during the start may be missed only when its time is up.
         if !case.at_start {
-            row.times.extend(&outcome.learnt);
+            row.times.extend(outcome.learnt.iter().map(|time| (*time, case.seed)));
         }
         self.abort = self.abort.max(outcome.abort);
         self.dropped = self.dropped.max(outcome.dropped);
@@ -48,16 +49,17 @@ fn ms(time: Duration) -> String {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "#                  worlds  of which    ranks    named    time to the error, ms")?;
-        writeln!(f, "# fault     links   tried  all well  survive  rightly     median       worst")?;
+        writeln!(f, "# fault     links   tried  all well  survive  rightly     median       worst  in case")?;
         for ((fault, joined), row) in &self.rows {
             let mut times = row.times.clone();
             times.sort_unstable();
-            let median = times.get(times.len() / 2).copied().map_or("-".into(), ms);
-            let worst = times.last().copied().map_or("-".into(), ms);
+            let median = times.get(times.len() / 2).map_or("-".into(), |(time, _)| ms(*time));
+            let (worst, seed) =
+                times.last().map_or(("-".into(), "-".into()), |(time, seed)| (ms(*time), seed.to_string()));
             let Row { tried, well, survivors, right, .. } = row;
             writeln!(
                 f,
-                "  {:<9} {:<5} {tried:>7} {well:>9} {survivors:>8} {right:>8} {median:>10} {worst:>11}",
+                "  {:<9} {:<5} {tried:>7} {well:>9} {survivors:>8} {right:>8} {median:>10} {worst:>11}  {seed}",
                 fault.name(),
                 joined.name()
             )?;

@@ -178,11 +178,10 @@ impl Strikes {
     }
 
     /// Tells what this rank was told, and after how long; whether it names one of those to whom something happened.
-    pub fn tell(&self, rank: usize, faults: &[Fault], calls: u64, error: &nd_comm::Error) -> Result<bool, Error> {
+    pub fn tell(&self, rank: usize, faults: &[Fault], error: &nd_comm::Error) -> Result<bool, Error> {
         let after = self.began.elapsed().as_secs_f64() - self.first.as_secs_f64();
         let own = if faults.iter().any(|fault| fault.rank == rank) { ", itself to blame" } else { "" };
-        let text = format!("# rank {rank}{own}, {after:.3} s after the fault, having made {calls} calls: {error}\n");
-        print(&text)?;
+        print(&format!("# rank {rank}{own}, after {after:.3} s: {error}\n"))?;
         Ok(faults.iter().any(|fault| names(&error.to_string(), fault.rank)))
     }
 }

@@ -292,8 +292,9 @@ impl TcpLink {
             }
             let until = Instant::now() + within;
             let connection = self.meet(within).inspect_err(|e| {
-                let whole = within >= self.common.timeout && !self.common.stop.asked();
-                if whole || Instant::now() < until {
+                let whole = within >= self.common.timeout;
+                let ended_here = whole && self.common.stop.asked();
+                if !ended_here && (whole || Instant::now() < until) {
                     let _ = self.gone.set(Gone::lost(e.to_string()));
                 }
             })?;
