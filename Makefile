@@ -1,6 +1,6 @@
 # `make bench` runs the main job, `make test` everything that must hold, `make compare` the comparison with other
-# libraries, `make targets` all of that which has a target, `make predict` the cost model beside measurements. Each
-# installs what it needs first.
+# libraries, `make targets` all of that which has a target, `make predict` the cost model beside measurements,
+# `make torture` worlds in which ranks die. Each installs what it needs first.
 
 CARGO ?= cargo
 BENCH ?= allreduce

@@ -11,7 +11,7 @@ use super::channel::Channel;
 use super::ending::{self, Ending};
 use super::layout::{self, FAILURE, FINISHED, LANES, P2P_LANE};
 use super::memory::{LaneMemory, copy};
-use super::peers::{failure, reports, settle, tell, told};
+use super::peers::{failure, reach, reports, settle, tell, told};
 use super::plans::Plans;
 use super::report::Report;
 use super::roll_call;
@@ -399,6 +399,7 @@ impl Engine {
             let awaited = runner.borrow().awaited(segments);
             recorder.waits(&awaited, runner.borrow().heard(segments));
             reports(endpoint, &channels.borrow(), &awaited)?;
+            reach(endpoint, &awaited)?;
             if roll_call::is_called(&channels.borrow()) { Err(Failure::TimeUp) } else { Ok(()) }
         };
         // Also if one of them panics.

@@ -130,6 +130,8 @@ pub(super) fn told(endpoint: &Endpoint, channels: &Channels) -> Option<Error> {
 /// Errors if a peer has reported a failure, or one that is awaited is gone.
 pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize]) -> Result<()> {
     let rank = endpoint.rank();
+    // Looked for first: who failed and then ended has said why before.
+    let gone = awaited.iter().find_map(|&peer| endpoint.lost(peer));
     for peer in 0..channels.len() {
         match reported(channels, peer) {
             None => {}
@@ -160,16 +162,13 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
             }
         }
     }
-    for &peer in awaited {
-        if let Some(source) = endpoint.lost(peer) {
-            return Err(Error::Transport { rank, source });
-        }
-        // One that never was connected to cannot be seen to leave.
-        if let Some(link) = endpoint.link(peer) {
-            link.reach(REACHING).map_err(|source| Error::Transport { rank, source })?;
-        }
-    }
-    Ok(())
+    gone.map_or(Ok(()), |source| Err(Error::Transport { rank, source }))
+}
+
+/// Errors if one that is awaited cannot be connected to: who never was connected to cannot be seen to leave.
+pub(super) fn reach(endpoint: &Endpoint, awaited: &[usize]) -> Result<(), nd_transport::Error> {
+    let mut links = awaited.iter().filter_map(|&peer| endpoint.link(peer));
+    links.try_for_each(|link| link.reach(REACHING).map(|_| ()))
 }
 
 /// An error of this rank.

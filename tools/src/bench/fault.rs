@@ -204,9 +204,7 @@ pub fn print(text: &str) -> Result<(), Error> {
 /// Whether the text names the rank.
 fn names(text: &str, rank: usize) -> bool {
     let word = format!("rank {rank}");
-    let whole = |(at, _): (usize, &str)| {
-        !text[at + word.len()..].starts_with(|c: char| c.is_ascii_digit())
-    };
+    let whole = |(at, _): (usize, &str)| !text[at + word.len()..].starts_with(|c: char| c.is_ascii_digit());
     text.match_indices(&word).any(whole)
 }
 

@@ -66,7 +66,6 @@ fn faulty(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Erro
     };
     let Error::Comm(failed) = failed else { return Err(failed) };
     let right = strikes.tell(comm.rank(), faults, &failed)?;
-    // Those who have learnt of it leave together with those who are about to.
     if right { Ok(0) } else { Err(Error::Told(1)) }
 }
 
@@ -84,7 +83,8 @@ fn all(
         }
         let types = if bench.0 == Collective::Barrier { &[DataType::U8][..] } else { &options.types };
         for data_type in types {
-            let mut task = Task { comm, options, bench: *bench, report: report.as_deref_mut(), strikes, wrong: 0 };
+            let mut task =
+                Task { comm, options, bench: *bench, report: report.as_deref_mut(), strikes, wrong: 0 };
             match data_type {
                 DataType::I8 => task.run::<i8>(),
                 DataType::U8 => task.run::<u8>(),

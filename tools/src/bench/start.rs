@@ -162,7 +162,10 @@ fn struck(group: &mut Group, ranks: usize, faults: &[Fault], timeout: Duration) 
     group.end(Duration::from_millis(200));
     let (all, silent) = (survivors.len(), survivors.len() - ended);
     let late = if silent > 0 { format!("; {silent} said nothing and were ended") } else { String::new() };
-    fault::print(&format!("# {right} of {all} ranks that went on named {}{late}\n", fault::culprits(faults)))?;
+    fault::print(&format!(
+        "# {right} of {all} ranks that went on named {}{late}\n",
+        fault::culprits(faults)
+    ))?;
     Ok(right == all)
 }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use super::connection::Connection;
 use crate::Result;
 
-/// After so long a rank that waits for a peer to arrive tries again itself: the peer may have given up.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// After so long a rank that waits for a peer to arrive tries again itself: the peer may have given up, or be dead.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How often a rank that waits for a peer to arrive looks whether it should stop.
 const TICK: Duration = Duration::from_millis(50);
