@@ -19,6 +19,10 @@
 //! | [`recorder`] | the last calls of each communicator, traces, and who is to blame |
 //! | [`buffer`] | memory that peers reach without a copy |
 
+/// The atomic types of the lock-free parts, which the model checker in `nd-tests` compiles with its own.
+mod atomics {
+    pub use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+}
 pub mod buffer;
 pub mod choose;
 pub mod communicator;

@@ -19,6 +19,10 @@
 //! [`Endpoint::open`] makes the [`Card`] that peers need to reach this rank; with the cards of all ranks,
 //! [`Opening::connect`] gives the [`Endpoint`]. How the cards travel is not this crate's business.
 
+/// The atomic types of the lock-free parts, which the model checker in `nd-tests` compiles with its own.
+mod atomics {
+    pub use std::sync::atomic::{AtomicU32, Ordering, fence};
+}
 mod bell;
 mod card;
 mod config;
@@ -34,6 +38,7 @@ mod mapped;
 mod region;
 pub mod secure;
 pub mod shm;
+mod sleep_word;
 mod stop;
 pub mod strangers;
 mod sys;

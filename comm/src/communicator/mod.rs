@@ -10,6 +10,7 @@
 //! | [`group`] | several calls at once |
 //! | [`pending`] | what asynchronous calls give back |
 //! | `split` | smaller groups |
+//! | `summary` | what is logged of a world that has come to be |
 //! | `worker` | who performs calls, one after the other |
 
 pub mod abort;
@@ -20,6 +21,7 @@ mod open;
 pub mod pending;
 mod split;
 mod start;
+mod summary;
 mod worker;
 
 use std::fmt;
@@ -115,6 +117,7 @@ impl Communicator {
         recorder: Recorder,
     ) -> Communicator {
         let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
+        tracing::debug!("rank {rank} of {world_size} of communicator {}", recorder.communicator());
         let region = endpoint.region().clone();
         let recorder = Arc::new(recorder);
         let engine = Engine::new(endpoint, inbox, inboxes, chooser.clone(), recorder.clone());

@@ -8,7 +8,7 @@ use nd_transport::secure::Secret;
 use nd_transport::{Card, Endpoint, Opening};
 use serde::{Deserialize, Serialize};
 
-use super::Communicator;
+use super::{Communicator, summary};
 use crate::choose::{Asked, Chooser};
 use crate::config::{Config, Rule};
 use crate::cost::{Calibration, calibration};
@@ -17,7 +17,7 @@ use crate::exec::layout;
 use crate::launch::Launch;
 use crate::recorder::{self, Folder, Identity, Peer, Recorder};
 use crate::rendezvous::{Joined, Meeting, UniqueId, join_with};
-use crate::schedule::{self, Collective};
+use crate::schedule::{self, Collective, Layout};
 
 impl Communicator {
     /// The world that a launcher started this process in: `nd-run`, torchrun, mpirun, srun, an indexed Kubernetes
@@ -175,6 +175,7 @@ impl Communicator {
         let recorder = Recorder::new(identity, &config.recorder);
         let opening = opening.expect("whoever joined has given a card");
         let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(failed)?;
+        summary::log(&endpoint, &Layout::new(&endpoint.hosts()), config);
         Communicator::on_with(endpoint, secret, chooser, config.timeout, recorder)?.heeding(config)
     }
 }

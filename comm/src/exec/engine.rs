@@ -9,7 +9,8 @@ use nd_transport::{Abilities, Endpoint, Step, Window};
 use super::called::Called;
 use super::channel::Channel;
 use super::ending::{self, Ending};
-use super::layout::{self, FAILURE, FINISHED, LANES, P2P_LANE};
+use super::history::History;
+use super::layout::{self, FAILURE, LANES, P2P_LANE};
 use super::memory::{LaneMemory, copy};
 use super::peers::{failure, reach, reports, settle, tell, told};
 use super::plans::Plans;
@@ -18,6 +19,7 @@ use super::roll_call;
 use super::run::{Failure, Runner, Segment};
 use super::stamp::Stamp;
 use super::standstill::Whereabouts;
+use super::waiting::{Now, Waiting, left_overs};
 use crate::choose::{Chooser, Tuner};
 use crate::cost::Calibration;
 use crate::cost::hosts::{Cores, Machines};
@@ -80,8 +82,8 @@ pub struct Engine {
     segments: Vec<Segment>,
     plans: Plans,
     sequence: u32,
-    /// The last call that this rank has finished, where peers that map it see it.
-    finished: LaneMemory,
+    history: History,
+    waiting: Waiting,
     failed: Option<String>,
     /// The rank that aborted, if that is how it failed.
     aborted_by: Option<usize>,
@@ -119,16 +121,18 @@ impl Engine {
             cores: Cores::of(&layout, |rank| (endpoint.machine(rank), endpoint.cores(rank))),
             costs: chooser.costs.clone().unwrap_or_else(|| Arc::new(Calibration::typical().clone())),
         };
-        let (channels, finished) = ((0..endpoint.world_size()).map(channels).collect(), own(me, 0));
+        let channels = (0..endpoint.world_size()).map(channels).collect();
+        let history = History::new(own(me, 0));
         Engine {
             channels,
-            finished,
+            history,
             inbox: Some(inbox),
             scratch: Vec::new(),
             runner: Runner::default(),
             segments: Vec::new(),
             plans: Plans::new(me, layout, Tuner::new(chooser, machines)),
             sequence: 0,
+            waiting: Waiting::default(),
             failed: None,
             aborted_by: None,
             ending: Arc::default(),
@@ -380,7 +384,9 @@ impl Engine {
         };
         self.recorder.enter(calls, segments);
         self.runner.prepare(segments, self.channels.len(), place);
-        let Engine { endpoint, channels, runner, .. } = self;
+        let history = self.history;
+        let entered = self.sequence;
+        let Engine { endpoint, channels, runner, waiting, .. } = self;
         let runner = std::cell::RefCell::new(runner);
         let channels = std::cell::RefCell::new(channels);
         let (ending, recorder) = (&self.ending, &self.recorder);
@@ -396,11 +402,24 @@ impl Engine {
             if let Some(error) = ending.error(endpoint) {
                 return Err(error.into());
             }
-            let awaited = runner.borrow().awaited(segments);
+            let awaited = runner.borrow().awaited(segments, &channels.borrow());
             recorder.waits(&awaited, runner.borrow().heard(segments));
             reports(endpoint, &channels.borrow(), &awaited)?;
             reach(endpoint, &awaited)?;
-            if roll_call::is_called(&channels.borrow()) { Err(Failure::TimeUp) } else { Ok(()) }
+            if roll_call::is_called(&channels.borrow()) {
+                return Err(Failure::TimeUp);
+            }
+            let at = runner.borrow().current(segments);
+            let next = segments[at..].iter().map(|s| s.stamp.sequence).find(|s| *s > 0);
+            let now = Now {
+                segments,
+                call: called(&calls[at], &segments[at]),
+                finished: next.map_or(entered, |next| next.wrapping_sub(1)),
+                history,
+                awaited: runner.borrow().messages(segments, &channels.borrow()),
+            };
+            left_overs(&channels.borrow(), runner.borrow().oldest(), now.call.stamp)?;
+            waiting.look(&channels.borrow(), &now)
         };
         // Also if one of them panics.
         let closing = Closing(|| {
@@ -412,7 +431,8 @@ impl Engine {
             // A run that is done has closed what it opened.
             std::mem::forget(closing);
         } else {
-            let (awaited, heard) = (runner.borrow().awaited(segments), runner.borrow().heard(segments));
+            let awaited = runner.borrow().awaited(segments, &channels.borrow());
+            let heard = runner.borrow().heard(segments);
             recorder.waits(&awaited, heard.clone());
             let after = match waited {
                 Ok(_) => Some(timeout),
@@ -422,11 +442,9 @@ impl Engine {
             let mine = after.map(|after| {
                 let at = runner.borrow().current(segments);
                 let call = called(&calls[at], &segments[at]);
-                let finished = Called::from_words(self.finished.read(FINISHED));
-                let entered = self.sequence;
                 let mine =
                     roll_call::whereabouts(endpoint, &channels.borrow(), &awaited, heard, (call, entered));
-                let mine = Whereabouts { after, finished, ..mine };
+                let mine = Whereabouts { after, finished: history.last(), ..mine };
                 // Closing may take a while, for which the others need not wait.
                 roll_call::answer(endpoint, &channels.borrow(), &mine);
                 mine
@@ -436,6 +454,14 @@ impl Engine {
                 return Err(roll_call::hold(endpoint, &channels.borrow(), mine));
             }
         }
+        let waited = match waited {
+            // All have come here, and what they sent before.
+            Ok(true) if calls.iter().any(|call| call.collective == Collective::Barrier) => {
+                let call = segments.last().map_or(Stamp::default(), |segment| segment.stamp);
+                left_overs(&channels.borrow(), runner.borrow().oldest(), call).map(|()| true)
+            }
+            waited => waited,
+        };
         let done = waited.map_err(|e| match e {
             // What was being waited for was ended, which may look like a failure of a peer.
             Failure::Transport(_) if ending.error(endpoint).is_some() => {
@@ -445,12 +471,17 @@ impl Engine {
             e @ (Failure::Transport(_) | Failure::GivenUp { .. }) => {
                 told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, e))
             }
+            // Of an earlier call this rank's own is the other side.
+            Failure::LeftOver { peer, ours, theirs, bytes } => {
+                let ours = history.find(theirs.sequence).map_or(ours, |own| own.stamp);
+                failure(endpoint, Failure::LeftOver { peer, ours, theirs, bytes })
+            }
             e => failure(endpoint, e),
         })?;
         debug_assert!(done, "the time that was up is dealt with above");
         self.recorder.done(segments.len());
         if let (Some(call), Some(segment)) = (calls.last(), segments.last()) {
-            self.finished.write(FINISHED, called(call, segment).words());
+            self.history.push(called(call, segment));
         }
         Ok(())
     }
@@ -467,6 +498,7 @@ impl Engine {
         if self.failed.is_some() {
             return;
         }
+        tracing::debug!("no call works any more: {error}");
         self.failed = Some(error.to_string());
         self.endpoint.give_up();
         let report = match error {

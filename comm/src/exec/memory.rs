@@ -4,6 +4,9 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::grant_words::GrantWords;
+use super::layout::{GRANT_AT, GRANT_LEN};
+
 /// A lane of an inbox: this rank's own, or a peer's that is mapped here. Lives as long as the endpoint's mapping,
 /// which its owner keeps.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +31,13 @@ impl LaneMemory {
         // SAFETY: inside the lane (the offsets are those of `layout`), aligned; these words are accessed atomically
         // by whoever may write them at the same time.
         unsafe { self.0.add(offset as usize).cast().as_ref() }
+    }
+
+    /// The words of the grant at `offset`.
+    #[inline]
+    pub fn grant(&self, offset: u64) -> GrantWords<'_> {
+        let (at, len) = (self.word(offset + GRANT_AT), self.word(offset + GRANT_LEN));
+        GrantWords { number: self.word(offset), at, len }
     }
 
     /// The address at `offset`.

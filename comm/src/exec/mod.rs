@@ -9,6 +9,8 @@
 //! | `channel` | messages between two ranks in one lane: descriptors, slots, credits, grants |
 //! | [`plan`] | a program, made ready to run: addresses resolved, waits numbered |
 //! | [`plans`] | the plans that a communicator has made, found again when calls repeat |
+//! | `slot_words` | how a slot of shared memory changes hands: lock-free |
+//! | `grant_words` | a grant in shared memory: lock-free |
 //! | [`grants`] | when a message may be put where it belongs |
 //! | `run` | the loop that runs plans |
 //! | `sending` | what of a message is posted, and what became of it |
@@ -16,6 +18,8 @@
 //! | `report` | what a rank tells its peers when it gives up |
 //! | `peers` | what they tell it, and whom it names |
 //! | `ending` | that the program wants no more of it |
+//! | `history` | the last calls that a rank has finished |
+//! | `waiting` | what ranks that wait tell each other |
 //! | [`standstill`] | where all ranks are when the time for a call is up |
 //! | `roll_call` | how they come to tell each other |
 //! | [`engine`] | a communicator's channels and scratch: performs calls, reports failures to the peers |
@@ -42,7 +46,9 @@ pub(crate) mod channel;
 pub(crate) mod combine;
 pub(crate) mod ending;
 pub mod engine;
+pub(crate) mod grant_words;
 pub mod grants;
+pub(crate) mod history;
 pub mod layout;
 pub(crate) mod memory;
 pub(crate) mod peers;
@@ -52,5 +58,7 @@ pub(crate) mod report;
 pub(crate) mod roll_call;
 pub(crate) mod run;
 pub(crate) mod sending;
+pub(crate) mod slot_words;
 pub mod stamp;
 pub mod standstill;
+pub(crate) mod waiting;

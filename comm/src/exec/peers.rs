@@ -181,6 +181,18 @@ pub(super) fn failure(endpoint: &Endpoint, failure: Failure) -> Error {
         Failure::Length { peer, ours, got, expected } => {
             Error::Length { rank, peer, call: ours, got, expected }
         }
+        // As the receiver sees it.
+        Failure::Unmatched { peer, ours, bytes, sends: true } => {
+            Error::Length { rank: peer, peer: rank, call: ours, got: bytes, expected: 0 }
+        }
+        Failure::Unmatched { peer, ours, bytes, sends: false } => {
+            Error::Length { rank, peer, call: ours, got: 0, expected: bytes }
+        }
+        // Of the same call, as far as stamps tell, so it is the counts.
+        Failure::LeftOver { peer, ours, theirs, bytes } if ours == theirs => {
+            Error::Length { rank, peer, call: ours, got: bytes, expected: 0 }
+        }
+        Failure::LeftOver { peer, ours, theirs, .. } => Error::Mismatch { rank, ours, peer, theirs },
         Failure::GivenUp { peer } => Error::PeerFailed {
             rank,
             culprit: peer,

@@ -14,7 +14,8 @@ use nd_transport::{Abilities, Endpoint};
 
 use super::called::Called;
 use super::channel::Channel;
-use super::layout::{self, FINISHED, LINE, TIME_UP, WHEREABOUTS};
+use super::history::History;
+use super::layout::{self, TIME_UP, WHEREABOUTS};
 use super::memory::{LaneMemory, copy};
 use super::peers::{reports, tell};
 use super::run::Channels;
@@ -123,8 +124,7 @@ fn finished(channels: &Channels, me: usize, peer: usize) -> Option<Called> {
         return None;
     }
     let inboxes = first.remote() - layout::lane(me, 0);
-    let line = first.link().map(inboxes + layout::lane(peer, 0) + FINISHED, LINE)?;
-    // SAFETY: a line of mapped memory, of whose lane only that line is read.
-    let line = unsafe { LaneMemory::new(line) };
-    Called::from_words(line.read(0))
+    let lane = first.link().map(inboxes + layout::lane(peer, 0), layout::LANE)?;
+    // SAFETY: a lane of mapped memory.
+    History::new(unsafe { LaneMemory::new(lane) }).last()
 }

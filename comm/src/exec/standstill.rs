@@ -296,7 +296,7 @@ impl fmt::Display for Standstill {
             }
         }
         match (self.more_missing, self.missing.is_empty()) {
-            (0, true) => f.write_str("; nobody is missing, and it does not end"),
+            (0, true) => f.write_str("; nobody is missing: it needs longer, or never ends"),
             (0, false) => Ok(()),
             (more, _) => write!(f, "; {more} more are missing"),
         }

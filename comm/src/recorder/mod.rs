@@ -26,6 +26,8 @@ mod diagnose;
 pub mod file;
 mod identity;
 mod ring;
+#[cfg(test)]
+mod ring_tests;
 mod save;
 #[cfg(test)]
 mod tests;
@@ -149,6 +151,11 @@ impl Recorder {
         self.identity.part(color, members).map(|identity| Recorder::new(identity, &self.settings))
     }
 
+    /// The communicator's name.
+    pub fn communicator(&self) -> &str {
+        &self.identity.communicator
+    }
+
     /// Calls begin, all at the same time.
     #[inline]
     pub fn enter(&self, calls: &[engine::Call], segments: &[Segment]) {
@@ -242,7 +249,7 @@ impl Recorder {
                         | Error::Timeout { told_by: Some(_), .. }
                 ) =>
             {
-                tracing::info!("rank {rank}: its last calls are in {}", path.display());
+                tracing::debug!("rank {rank}: its last calls are in {}", path.display());
             }
             Ok(()) => tracing::warn!(
                 "rank {rank}: its last calls are in {}; `nd-topo diagnose {}` reads those of all ranks and names the culprit",

@@ -21,7 +21,7 @@ const LEARNING: Duration = Duration::from_secs(30);
 /// Runs all ranks that are this process's business; whether all elements were right.
 pub fn run(options: &Options) -> Result<bool, Error> {
     let config = config(options)?;
-    crate::log::init(config.debug);
+    crate::log::init(&config.debug);
     if let Some(launch) = launched()? {
         return one(options, &launch, &config);
     }

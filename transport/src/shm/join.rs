@@ -155,7 +155,7 @@ impl Arena {
             move |e: io::Error| Error::system(what, e)
         };
         let mut stream = SocketAddr::from_abstract_name(&card.name)
-            .and_then(|address| UnixStream::connect_addr(&address))
+            .and_then(|address| undisturbed(|| UnixStream::connect_addr(&address)))
             .map_err(failed("reaching"))?;
         let mut hello = [0u8; 24];
         hello[..16].copy_from_slice(&card.token);
@@ -304,6 +304,16 @@ fn introduced(mut stream: &UnixStream, token: &[u8; 16]) -> Option<usize> {
     (theirs == token).then_some(rank as usize)
 }
 
+/// Once more whenever a signal came in between.
+fn undisturbed<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 fn pass(stream: &UnixStream, file: &OwnedFd, region_len: u64, nonce: u64) -> io::Result<()> {
     let mut message = [0u8; 16];
     message[..8].copy_from_slice(&region_len.to_le_bytes());
@@ -312,7 +322,8 @@ fn pass(stream: &UnixStream, file: &OwnedFd, region_len: u64, nonce: u64) -> io:
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
-    rustix::net::sendmsg(stream, &[io::IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+    let parts = [io::IoSlice::new(&message)];
+    undisturbed(|| Ok(rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL)?))?;
     Ok(())
 }
 
@@ -321,7 +332,8 @@ fn receive(stream: &UnixStream) -> io::Result<(OwnedFd, u64, u64)> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut into = [io::IoSliceMut::new(&mut message)];
-    let got = rustix::net::recvmsg(stream, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let got =
+        undisturbed(|| Ok(rustix::net::recvmsg(stream, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?))?;
     let file = control.drain().find_map(|m| match m {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
