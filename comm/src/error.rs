@@ -85,6 +85,16 @@ pub enum Error {
         /// The first failure.
         why: String,
     },
+    /// A rank aborted the communicator: this one, or another that this one was told of.
+    #[error("rank {rank}: {who} aborted this communicator; make a new one")]
+    Aborted {
+        /// This rank.
+        rank: usize,
+        /// The rank that aborted it.
+        culprit: usize,
+        /// The same, with its host and process.
+        who: String,
+    },
     /// The communicator was made before `fork`.
     #[error("rank {rank}: this communicator belongs to the parent process; make a new one after fork")]
     Forked {

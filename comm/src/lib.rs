@@ -46,6 +46,7 @@ pub use error::{Error, Result};
 pub mod prelude {
     pub use crate::buffer::{Buffer, Owned};
     pub use crate::communicator::Communicator;
+    pub use crate::communicator::abort::AbortHandle;
     pub use crate::communicator::pending::{Pending, Returned};
     pub use crate::config::Config;
     pub use crate::error::{Error, Result};

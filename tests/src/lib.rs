@@ -7,6 +7,7 @@
 //! | [`hosts`] | namespaces as hosts |
 //! | [`oracle`] | the reproducible order of reduction, in a few lines |
 //! | [`processes`] | ranks as processes, and what the system says of them |
+//! | [`torture`] | ranks that die, stop, abort or go astray at random moments |
 //! | [`sample`] | element types, with values to test them on |
 
 pub mod calls;
@@ -14,6 +15,7 @@ pub mod hosts;
 pub mod oracle;
 pub mod processes;
 pub mod sample;
+pub mod torture;
 pub mod worlds;
 
 /// What a test may need that a machine may lack.

@@ -14,10 +14,12 @@ use crate::local::LocalLink;
 use crate::mapped::Mapped;
 use crate::region::SLEEP;
 use crate::secure::Secret;
-use crate::shm::{self, Arena, ShmLink};
+use crate::shm::{self, Arena, Limit, ShmLink};
 use crate::tcp::TcpCard;
 use crate::tcp::{self, Tcp};
-use crate::{Card, Choice, Config, Error, HostId, Link, Region, Result, Transport, Window, sys};
+use crate::{
+    Card, Choice, Config, Error, HostId, Link, OnStop, Region, Result, Stop, Transport, Window, sys,
+};
 
 /// How long a wait spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(200);
@@ -72,7 +74,10 @@ pub struct Endpoint {
     spin: Duration,
     spin_alone: Duration,
     polls: u32,
+    /// Its `stop` ends what this endpoint waits for.
     config: Config,
+    /// Wakes this rank where it sleeps when that is asked.
+    _woken: OnStop,
 }
 
 /// How a rank is reached.
@@ -143,7 +148,14 @@ impl Opening {
             sys::allow_cross_memory();
         }
         let bell_socket = bell_socket(locals.len(), cards.len(), &card, SLEEP)?;
-        let arena = Arena::join(&shm, rank, &locals, deadline)?;
+        let gone = |rank: usize, surely: bool| {
+            let (host, cause) = (cards.get(rank)?.host_name.clone(), gone(&cards[rank], surely)?);
+            Some(Error::PeerLost { rank, host, cause })
+        };
+        let limit = Limit { deadline, stop: &config.stop, gone: &gone };
+        let arena = Arena::join(&shm, rank, &locals, limit)?;
+        // From here on it is the endpoint that may be stopped.
+        let config = Config { stop: Stop::default(), ..config };
         let place = |r: usize| locals.iter().position(|l| l.0 == r);
         let region = arena.region(place(rank).expect("a rank shares memory with itself"));
         let far: Vec<_> = (0..cards.len()).filter(|&r| place(r).is_none()).collect();
@@ -182,6 +194,12 @@ impl Opening {
     }
 }
 
+/// What is seen of a process of this host that is gone, or that somebody surely saw to be.
+fn gone(card: &Card, surely: bool) -> Option<String> {
+    let gone = surely || process_start(card.pid) != Some(card.process_start);
+    gone.then(|| format!("its process {} is gone", card.pid))
+}
+
 /// The name of the socket that wakes a rank's endpoint that has its sleep word there.
 fn bell_name(card: &Card, sleep: u64) -> Vec<u8> {
     [&card.shm.name[..], format!("-bell-{sleep:x}").as_bytes()].concat()
@@ -217,6 +235,7 @@ impl Deriving {
     /// Makes the group's endpoint; `cards` are those of `members`, in that order, `secret` is the group's own.
     pub fn connect(self, parent: &Endpoint, cards: &[DerivedCard], secret: &Secret) -> Result<Endpoint> {
         let Deriving { members, header, tcp, card } = self;
+        let config = Config { stop: Stop::default(), ..parent.config.clone() };
         let rank = members.iter().position(|&m| m == parent.rank).expect("a rank derives groups of its own");
         let with_tcp = |(&m, derived): (&usize, &DerivedCard)| {
             let card = parent.cards.get(m)?.clone();
@@ -237,7 +256,7 @@ impl Deriving {
         };
         let tcp = match (tcp, far.is_empty()) {
             (Some(tcp), false) => {
-                Some(Tcp::start(tcp, rank, &full, &far, secret, parent.region.clone(), &parent.config)?)
+                Some(Tcp::start(tcp, rank, &full, &far, secret, parent.region.clone(), &config)?)
             }
             _ => None,
         };
@@ -265,7 +284,7 @@ impl Deriving {
             bell_socket,
             crowded,
             cards: full,
-            config: parent.config.clone(),
+            config,
         }))
     }
 }
@@ -310,6 +329,13 @@ impl Endpoint {
             Way::Shm(link) => Some(link.clone() as Arc<dyn Link>),
             Way::Tcp(link) => Some(link.clone()),
         };
+        let (asleep, waker) = (region.clone(), tcp.as_ref().map(Tcp::waker));
+        let woken = config.stop.on_ask(move || {
+            Bell::default().ring(asleep.word(sleep));
+            if let Some(wake) = &waker {
+                wake();
+            }
+        });
         Endpoint {
             rank,
             links: ways.iter().map(link).collect(),
@@ -332,6 +358,7 @@ impl Endpoint {
             bell_socket,
             cards,
             spin: config.spin.unwrap_or(SPIN),
+            _woken: woken,
             config,
         }
     }
@@ -383,7 +410,8 @@ impl Endpoint {
     pub fn who(&self, rank: usize) -> String {
         match self.cards.get(rank) {
             Some(card) => format!("rank {rank} ({}, pid {})", card.host_name, card.pid),
-            None => format!("rank {rank}"),
+            // A thread of this process.
+            None => format!("rank {rank} ({}, pid {})", host_name(), std::process::id()),
         }
     }
 
@@ -421,10 +449,24 @@ impl Endpoint {
         }
     }
 
+    /// Ends what this rank waits for here: [`Endpoint::wait`] calls its `tick` at once, and nobody connects any more in
+    /// order to put something.
+    pub fn stop(&self) -> &Stop {
+        &self.config.stop
+    }
+
     /// Something has failed: leaving does not wait until the peers have what was sent to them, beyond a moment.
     pub fn give_up(&self) {
         if let Some(tcp) = &self.tcp {
             tcp.give_up();
+        }
+    }
+
+    /// All memory that was put may be reused from here on: what was not flushed is not sent any more, and the peers that it
+    /// was for lose this rank.
+    pub fn let_go(&self) {
+        if let Some(tcp) = &self.tcp {
+            tcp.let_go();
         }
     }
 
@@ -433,11 +475,7 @@ impl Endpoint {
         let cause = match &self.ways[peer] {
             Way::Own => None,
             Way::Local(link) => link.lost().then(|| "lost on purpose".to_string()),
-            Way::Shm(_) => {
-                let card = &self.cards[peer];
-                let gone = process_start(card.pid) != Some(card.process_start);
-                gone.then(|| format!("its process {} is gone", card.pid))
-            }
+            Way::Shm(_) => gone(&self.cards[peer], false),
             Way::Tcp(_) => self.tcp.as_ref().and_then(|tcp| tcp.lost(peer)),
         }?;
         let host = self.cards.get(peer).map_or_else(host_name, |card| card.host_name.clone());
@@ -445,7 +483,8 @@ impl Endpoint {
     }
 
     /// Waits until `look` says done; false when `timeout` passed first. In between, everything that can move moves.
-    /// `tick` is called now and then during long waits; its error ends the wait.
+    /// `tick` is called now and then during long waits, and at once, one time, when [`Endpoint::stop`] was asked; its
+    /// error ends the wait.
     ///
     /// Spins for a while, then sleeps until a peer signals.
     pub fn wait<E: From<Error>>(
@@ -459,6 +498,8 @@ impl Endpoint {
         let mut deadline = None;
         let mut since = None;
         let mut next_tick = None;
+        let stop = &self.config.stop;
+        let mut stopped = false;
         loop {
             let moved = self.progress()?;
             match look()? {
@@ -480,7 +521,8 @@ impl Endpoint {
                 return Ok(false);
             }
             let tick_at = *next_tick.get_or_insert(now + TICK);
-            if now >= tick_at {
+            if now >= tick_at || (stop.asked() && !stopped) {
+                stopped = stop.asked();
                 tick()?;
                 next_tick = Some(now + TICK);
             }
@@ -489,7 +531,7 @@ impl Endpoint {
                 let mut found = Ok(Step::Idle);
                 self.sleep((deadline - now).min(TICK), || {
                     found = look();
-                    !matches!(found, Ok(Step::Idle))
+                    !matches!(found, Ok(Step::Idle)) || (stop.asked() && !stopped)
                 })?;
                 match found? {
                     Step::Done => {

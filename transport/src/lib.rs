@@ -39,6 +39,7 @@ mod region;
 pub mod secure;
 pub mod shm;
 mod sleep_word;
+mod stop;
 pub mod strangers;
 mod sys;
 pub mod tcp;
@@ -51,6 +52,7 @@ pub use fork::Forked;
 pub use host::{HostId, host_name, last_cache};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
 pub use region::{Region, Window};
+pub use stop::{OnStop, Stop};
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
 pub const PROTOCOL: u32 = 5;

@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`abort`] | the end, from any thread |
 //! | `arguments` | checks arguments; nothing is sent before all is well |
 //! | `open` | rendezvous, links, settings |
 //! | `calls` | the blocking calls |
@@ -12,6 +13,7 @@
 //! | `summary` | what is logged of a world that has come to be |
 //! | `worker` | who performs calls, one after the other |
 
+pub mod abort;
 mod arguments;
 mod calls;
 pub mod group;
@@ -23,11 +25,10 @@ mod summary;
 mod worker;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use nd_transport::{Abilities, Endpoint, Forked, Region};
+use nd_transport::{Abilities, Endpoint, Forked, OnStop, Region};
 
 use crate::buffer::Buffer;
 use crate::choose::Chooser;
@@ -58,6 +59,13 @@ use worker::Worker;
 /// longer or shorter time. When the time for a call is up on any rank, the call fails on all with [`Error::Timeout`], which
 /// says everywhere the same: who has entered the call, who has not, and what those did last.
 ///
+/// # Leaving
+/// Dropping the last handle ends what was started and is not done, and tells peers that still wait for this rank. It never
+/// panics, and mostly takes microseconds. It takes longer only while peers over TCP do not take what was sent to them, at
+/// most as long as a start or a call may take, whichever is less ([`Config::start_timeout`](crate::config::Config::start_timeout),
+/// [`Config::timeout`](crate::config::Config)); 2 s at most if a call has failed or was aborted or ended before, and up to
+/// 10 s more where a peer that is a thread of this process is just then storing into a buffer of such a call.
+///
 /// # Forks
 /// In the child of a fork every call fails with [`Error::Forked`]; the parent goes on.
 #[derive(Clone)]
@@ -78,6 +86,8 @@ struct Shared {
     secret: nd_transport::secure::Secret,
     recorder: Arc<Recorder>,
     worker: Worker,
+    /// Aborts it when the handle of its settings is asked to.
+    handle: OnceLock<OnStop>,
 }
 
 /// Which algorithm a call takes, and which links.
@@ -109,10 +119,8 @@ impl Communicator {
         let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
         tracing::debug!("rank {rank} of {world_size} of communicator {}", recorder.communicator());
         let region = endpoint.region().clone();
-        let aborted = Arc::new(AtomicBool::new(false));
         let recorder = Arc::new(recorder);
-        let engine =
-            Engine::new(endpoint, inbox, inboxes, chooser.clone(), aborted.clone(), recorder.clone());
+        let engine = Engine::new(endpoint, inbox, inboxes, chooser.clone(), recorder.clone());
         let shared = Shared {
             rank,
             world_size,
@@ -122,7 +130,8 @@ impl Communicator {
             chooser,
             secret,
             recorder,
-            worker: Worker::new(rank, engine, aborted),
+            worker: Worker::new(rank, engine),
+            handle: OnceLock::new(),
         };
         Communicator { shared: Arc::new(shared), timeout }
     }

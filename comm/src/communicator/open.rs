@@ -72,7 +72,8 @@ impl Communicator {
                 };
                 let identity = Identity::world(endpoint.rank(), (0..n).map(peer).collect(), &secret);
                 let recorder = Recorder::new(identity, &config.recorder.of_threads());
-                Communicator::on_with(endpoint, secret.clone(), chooser.clone(), config.timeout, recorder)
+                let (secret, chooser) = (secret.clone(), chooser.clone());
+                Communicator::on_with(endpoint, secret, chooser, config.timeout, recorder)?.heeding(config)
             })
             .collect()
     }
@@ -111,7 +112,23 @@ impl Communicator {
         Ok(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout, recorder))
     }
 
+    /// Is aborted by the handle of these settings.
+    fn heeding(self, config: &Config) -> Result<Communicator> {
+        let (stop, aborting) = (&config.transport.stop, self.shared.worker.aborting().clone());
+        if stop.asked() {
+            return Err(ended(self.rank()));
+        }
+        let _ = self.shared.handle.set(stop.on_ask(move || aborting.abort()));
+        Ok(self)
+    }
+
     fn open(meeting: Meeting, rank: usize, world_size: usize, config: &Config) -> Result<Communicator> {
+        let opened = Communicator::try_open(meeting, rank, world_size, config);
+        let stopped = config.transport.stop.asked() && opened.is_err();
+        if stopped { Err(ended(rank)) } else { opened }
+    }
+
+    fn try_open(meeting: Meeting, rank: usize, world_size: usize, config: &Config) -> Result<Communicator> {
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
@@ -159,8 +176,14 @@ impl Communicator {
         let opening = opening.expect("whoever joined has given a card");
         let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(failed)?;
         summary::log(&endpoint, &Layout::new(&endpoint.hosts()), config);
-        Communicator::on_with(endpoint, secret, chooser, config.timeout, recorder)
+        Communicator::on_with(endpoint, secret, chooser, config.timeout, recorder)?.heeding(config)
     }
+}
+
+/// The error of a start that this rank's program ended.
+fn ended(rank: usize) -> Error {
+    let who = format!("rank {rank} ({}, pid {})", nd_transport::host_name(), std::process::id());
+    Error::Aborted { rank, culprit: rank, who }
 }
 
 /// Longer timeouts are cut to a century, which every clock can hold.

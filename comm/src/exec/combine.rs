@@ -96,7 +96,7 @@ impl FoldTask<'_> {
             if let (Operand::From { peer, .. }, Some(found)) = (term, &*body) {
                 let remote = found.remote();
                 // It may have changed while it was read: then what was made of it is nobody's result.
-                if remote && has_given_up(channels, *peer) {
+                if last && remote && has_given_up(channels, *peer) {
                     return Err(Failure::GivenUp { peer: *peer });
                 }
                 let channel = channel(channels, peer * LANES + lane);

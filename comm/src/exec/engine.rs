@@ -2,17 +2,17 @@
 #![allow(unsafe_code)] // hands the caller's buffers to the runner
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nd_transport::{Abilities, Endpoint, Step, Window};
 
 use super::called::Called;
 use super::channel::Channel;
+use super::ending::{self, Ending};
 use super::history::History;
 use super::layout::{self, FAILURE, LANES, P2P_LANE};
 use super::memory::{LaneMemory, copy};
-use super::peers::{failure, reports, settle, tell, told};
+use super::peers::{failure, reach, reports, settle, tell, told};
 use super::plans::Plans;
 use super::report::Report;
 use super::roll_call;
@@ -85,7 +85,9 @@ pub struct Engine {
     history: History,
     waiting: Waiting,
     failed: Option<String>,
-    aborted: Arc<AtomicBool>,
+    /// The rank that aborted, if that is how it failed.
+    aborted_by: Option<usize>,
+    ending: Arc<Ending>,
     recorder: Arc<Recorder>,
 }
 
@@ -96,7 +98,6 @@ impl Engine {
         inbox: Window,
         inboxes: &[u64],
         chooser: Chooser,
-        aborted: Arc<AtomicBool>,
         recorder: Arc<Recorder>,
     ) -> Engine {
         let me = endpoint.rank();
@@ -133,7 +134,8 @@ impl Engine {
             sequence: 0,
             waiting: Waiting::default(),
             failed: None,
-            aborted,
+            aborted_by: None,
+            ending: Arc::default(),
             recorder,
             endpoint,
         }
@@ -154,8 +156,41 @@ impl Engine {
         &mut self.plans
     }
 
+    /// What the program has asked for.
+    pub(crate) fn ending(&self) -> &Arc<Ending> {
+        &self.ending
+    }
+
     fn rank(&self) -> usize {
         self.endpoint.rank()
+    }
+
+    /// Tells the peers that this rank's program has aborted, unless they know of a failure before.
+    pub(crate) fn abort(&mut self) {
+        let error = ending::aborted(&self.endpoint, self.rank());
+        if self.failed.is_none() {
+            self.fail(&error);
+            self.recorder.failed(&error);
+        }
+    }
+
+    /// Why nothing can be called any more, if so.
+    #[inline]
+    fn refusal(&mut self) -> Option<Error> {
+        if self.failed.is_none() && !self.ending.aborted() { None } else { self.refused() }
+    }
+
+    #[cold]
+    fn refused(&mut self) -> Option<Error> {
+        let aborted = self.ending.aborted();
+        if aborted {
+            self.abort();
+        }
+        let by = if aborted { Some(self.rank()) } else { self.aborted_by };
+        if let Some(by) = by {
+            return Some(ending::aborted(&self.endpoint, by));
+        }
+        self.failed.as_ref().map(|why| Error::Failed { rank: self.rank(), why: why.clone() })
     }
 
     /// Performs calls, all at the same time, within `timeout`. Collectives run in their order in one of a few lanes.
@@ -164,9 +199,8 @@ impl Engine {
     /// The buffers of the calls are valid for their counts, nobody else uses them meanwhile, and they overlap only
     /// as their `alias` says.
     pub unsafe fn perform(&mut self, calls: &[Call], timeout: Duration) -> Result<()> {
-        let rank = self.rank();
-        if let Some(why) = &self.failed {
-            return Err(Error::Failed { rank, why: why.clone() });
+        if let Some(error) = self.refusal() {
+            return Err(error);
         }
         let mut segments = std::mem::take(&mut self.segments);
         // SAFETY: the caller's promise.
@@ -355,7 +389,7 @@ impl Engine {
         let Engine { endpoint, channels, runner, waiting, .. } = self;
         let runner = std::cell::RefCell::new(runner);
         let channels = std::cell::RefCell::new(channels);
-        let (aborted, recorder) = (&self.aborted, &self.recorder);
+        let (ending, recorder) = (&self.ending, &self.recorder);
         let look = || {
             // SAFETY: the segments are those that were prepared; their memory by the caller's promise.
             let step = unsafe { runner.borrow_mut().step(segments, &mut channels.borrow_mut()) };
@@ -365,13 +399,13 @@ impl Engine {
             step
         };
         let tick = || {
-            if aborted.load(Ordering::Relaxed) {
-                let why = "the communicator was dropped".into();
-                return Err(Error::Failed { rank: endpoint.rank(), why }.into());
+            if let Some(error) = ending.error(endpoint) {
+                return Err(error.into());
             }
             let awaited = runner.borrow().awaited(segments, &channels.borrow());
             recorder.waits(&awaited, runner.borrow().heard(segments));
             reports(endpoint, &channels.borrow(), &awaited)?;
+            reach(endpoint, &awaited)?;
             if roll_call::is_called(&channels.borrow()) {
                 return Err(Failure::TimeUp);
             }
@@ -429,6 +463,10 @@ impl Engine {
             waited => waited,
         };
         let done = waited.map_err(|e| match e {
+            // What was being waited for was ended, which may look like a failure of a peer.
+            Failure::Transport(_) if ending.error(endpoint).is_some() => {
+                ending.error(endpoint).unwrap_or_else(|| unreachable!("it is asked for once and for all"))
+            }
             // A peer that failed and left is lost too; its own words say more.
             e @ (Failure::Transport(_) | Failure::GivenUp { .. }) => {
                 told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, e))
@@ -453,7 +491,7 @@ impl Engine {
         // Wrong arguments are found before anything is sent.
         if matches!(error, Error::InvalidArgument { .. } | Error::Config { .. } | Error::Failed { .. })
             && self.failed.is_none()
-            && !self.aborted.load(Ordering::Relaxed)
+            && self.ending.error(&self.endpoint).is_none()
         {
             return;
         }
@@ -471,10 +509,16 @@ impl Engine {
                 Report::Failed { culprit: *rank, why: error.to_string() }
             }
             Error::Timeout { standstill, .. } => Report::Standstill(standstill.clone()),
+            Error::Aborted { culprit, .. } => {
+                self.aborted_by = Some(*culprit);
+                Report::Aborted { culprit: *culprit }
+            }
             Error::PeerFailed { culprit, why, .. } => Report::Failed { culprit: *culprit, why: why.clone() },
             _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
         };
         tell(&self.endpoint, &self.channels, FAILURE, &report.encode(), false);
+        // The caller gets its buffers back.
+        self.endpoint.let_go();
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nd_transport::{Endpoint, INLINE_PART, Part, Signal, Step, Transport};
 
+use super::ending::aborted;
 use super::layout::{FAILURE, REPORT};
 use super::memory::copy;
 use super::report::Report;
@@ -84,7 +85,7 @@ pub(super) fn has_given_up(channels: &Channels, peer: usize) -> bool {
 }
 
 /// Writes to `at` of every peer's first lane and raises the counter before it, as far as the peers can be reached within
-/// [`TELLING`]; the others find out by themselves.
+/// [`TELLING`], and of the others when they try to reach this rank.
 pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u8], leaving: bool) {
     let mut told = Vec::new();
     let until = Instant::now() + TELLING;
@@ -96,11 +97,13 @@ pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u
         // tries to reach it, see `reports`.
         let reached = link.connected()
             || (!leaving && Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there));
+        let signal = Signal { at, value: 1 };
         if !reached {
+            link.leave_word(bytes, at + 8, signal);
             continue;
         }
         // SAFETY: the parts are short and copied by the link.
-        let put = unsafe { link.put(&parts, at + 8, Some(Signal { at, value: 1 })) };
+        let put = unsafe { link.put(&parts, at + 8, Some(signal)) };
         told.extend(put.ok().map(|ticket| (link, ticket)));
     }
     let look = || {
@@ -127,6 +130,8 @@ pub(super) fn told(endpoint: &Endpoint, channels: &Channels) -> Option<Error> {
 /// Errors if a peer has reported a failure, or one that is awaited is gone.
 pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize]) -> Result<()> {
     let rank = endpoint.rank();
+    // Looked for first: who failed and then ended has said why before.
+    let gone = awaited.iter().find_map(|&peer| endpoint.lost(peer));
     for peer in 0..channels.len() {
         match reported(channels, peer) {
             None => {}
@@ -142,6 +147,7 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
                 }
                 return Err(Error::PeerFailed { rank, culprit, why });
             }
+            Some(Report::Aborted { culprit }) => return Err(aborted(endpoint, culprit)),
             Some(Report::Mismatch { rank, ours, peer, theirs }) => {
                 return Err(Error::Mismatch { rank, ours, peer, theirs });
             }
@@ -156,16 +162,13 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
             }
         }
     }
-    for &peer in awaited {
-        if let Some(source) = endpoint.lost(peer) {
-            return Err(Error::Transport { rank, source });
-        }
-        // One that never was connected to cannot be seen to leave.
-        if let Some(link) = endpoint.link(peer) {
-            link.reach(REACHING).map_err(|source| Error::Transport { rank, source })?;
-        }
-    }
-    Ok(())
+    gone.map_or(Ok(()), |source| Err(Error::Transport { rank, source }))
+}
+
+/// Errors if one that is awaited cannot be connected to: who never was connected to cannot be seen to leave.
+pub(super) fn reach(endpoint: &Endpoint, awaited: &[usize]) -> Result<(), nd_transport::Error> {
+    let mut links = awaited.iter().filter_map(|&peer| endpoint.link(peer));
+    links.try_for_each(|link| link.reach(REACHING).map(|_| ()))
 }
 
 /// An error of this rank.

@@ -240,8 +240,15 @@ impl Recorder {
         let rank = self.identity.rank;
         let made = if private { Ok(()) } else { std::fs::create_dir_all(&folder) };
         match made.and_then(|()| self.save(&path, !private)) {
-            // Whoever found out by itself has said so.
-            Ok(()) if matches!(error, Error::PeerFailed { .. } | Error::Timeout { told_by: Some(_), .. }) => {
+            // Whoever found out by itself has said so; and whoever aborts knows.
+            Ok(())
+                if matches!(
+                    error,
+                    Error::PeerFailed { .. }
+                        | Error::Aborted { .. }
+                        | Error::Timeout { told_by: Some(_), .. }
+                ) =>
+            {
                 tracing::debug!("rank {rank}: its last calls are in {}", path.display());
             }
             Ok(()) => tracing::warn!(

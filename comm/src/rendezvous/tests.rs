@@ -170,7 +170,7 @@ fn a_rank_that_goes_away_is_named_at_once() {
     let at = address.resolve().unwrap()[0];
     let soon = Instant::now() + Duration::from_secs(20);
     let stream = loop {
-        match Stream::tcp(at, soon) {
+        match Stream::tcp(at, soon, &nd_transport::Stop::default()) {
             Ok(s) => break s,
             Err(_) => thread::sleep(Duration::from_millis(5)),
         }

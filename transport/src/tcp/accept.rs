@@ -414,7 +414,8 @@ pub struct Timed<'a> {
 }
 
 impl Timed<'_> {
-    fn ready(&self, flags: PollFlags) -> io::Result<()> {
+    /// Waits until one of these holds.
+    pub fn ready(&self, flags: PollFlags) -> io::Result<()> {
         loop {
             if self.stop.is_some_and(|stop| stop.load(Ordering::Acquire)) {
                 return Err(io::Error::other("ended from this side: others wait, or this rank is closing"));
