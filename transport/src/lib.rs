@@ -30,6 +30,7 @@ mod host;
 mod link;
 pub mod local;
 mod mapped;
+mod parley;
 mod region;
 pub mod secure;
 pub mod shm;
@@ -44,7 +45,8 @@ pub use error::{Error, Result};
 pub use fork::Forked;
 pub use host::{HostId, host_name, last_cache};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
+pub use parley::{Heard, Parley};
 pub use region::{Region, Window};
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;

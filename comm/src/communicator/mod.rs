@@ -9,26 +9,30 @@
 //! | [`group`] | several calls at once |
 //! | [`pending`] | what asynchronous calls give back |
 //! | `split` | smaller groups |
+//! | `shrink` | those who are left after a failure |
+//! | `grow` | more ranks |
 //! | `worker` | who performs calls, one after the other |
 
 mod arguments;
 mod calls;
 pub mod group;
+mod grow;
 mod open;
 pub mod pending;
+mod shrink;
 mod split;
 mod start;
 mod worker;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
 use nd_transport::{Abilities, Endpoint, Forked, Region};
 
 use crate::buffer::Buffer;
 use crate::choose::Chooser;
+use crate::config::Config;
 use crate::cost::Calibration;
 use crate::cost::hosts::Machines;
 use crate::error::{Error, Result};
@@ -56,11 +60,13 @@ struct Shared {
     region: Arc<Region>,
     forked: Forked,
     chooser: Chooser,
-    timeout: Duration,
+    config: Arc<Config>,
     /// The secret of this group's connections, from which those of its parts are derived.
     secret: nd_transport::secure::Secret,
     recorder: Arc<Recorder>,
     worker: Worker,
+    /// Whether this communicator was shrunk; held meanwhile.
+    shrunk: Mutex<bool>,
 }
 
 /// Which algorithm a call takes, and which links.
@@ -86,7 +92,7 @@ impl Communicator {
         inboxes: &[u64],
         secret: nd_transport::secure::Secret,
         chooser: Chooser,
-        timeout: Duration,
+        config: Arc<Config>,
         recorder: Recorder,
     ) -> Communicator {
         let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
@@ -98,7 +104,7 @@ impl Communicator {
             inbox,
             inboxes,
             chooser.clone(),
-            timeout,
+            config.timeout,
             aborted.clone(),
             recorder.clone(),
         );
@@ -109,10 +115,11 @@ impl Communicator {
             region,
             forked: Forked::here(),
             chooser,
-            timeout,
+            config,
             secret,
             recorder,
             worker: Worker::new(rank, engine, aborted),
+            shrunk: Mutex::new(false),
         };
         Communicator { shared: Arc::new(shared) }
     }

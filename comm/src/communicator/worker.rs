@@ -88,6 +88,11 @@ impl Worker {
         f(&mut lock(&self.engine))
     }
 
+    /// Ends calls that are going on, and those that were started, at their next look at the world.
+    pub fn interrupt(&self) {
+        self.aborted.store(true, Ordering::Relaxed);
+    }
+
     /// Performs calls now, after those that were started.
     ///
     /// # Safety

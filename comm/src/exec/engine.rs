@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use nd_transport::{Abilities, Endpoint, Part, Signal, Step, Window};
 
 use super::channel::Channel;
-use super::layout::{self, FAILURE, LANES, P2P_LANE};
+use super::layout::{self, DROPPED, FAILURE, LANES, P2P_LANE, REPORTED, WENT_ON};
 use super::memory::{LaneMemory, copy};
-use super::peers::{REACHING, everyone, failure, listen, reports, settle, told};
+use super::peers::{REACHING, Stance, everyone, failure, listen, reports, settle, stance, told};
 use super::plans::Plans;
 use super::report::Report;
 use super::run::{Failure, Runner, Segment};
@@ -75,6 +75,8 @@ pub struct Engine {
     plans: Plans,
     sequence: u32,
     failed: Option<String>,
+    /// The peers that were told that others go on without them.
+    left_behind: Vec<usize>,
     timeout: Duration,
     aborted: Arc<AtomicBool>,
     recorder: Arc<Recorder>,
@@ -119,6 +121,7 @@ impl Engine {
             plans: Plans::new(me, layout, Tuner::new(chooser, machines)),
             sequence: 0,
             failed: None,
+            left_behind: Vec::new(),
             timeout,
             aborted,
             recorder,
@@ -139,6 +142,37 @@ impl Engine {
     /// How calls are performed.
     pub fn plans(&mut self) -> &mut Plans {
         &mut self.plans
+    }
+
+    /// How long a call may wait, from the next one on.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// No call works any more, for this reason; the peers are told, unless they were told of a failure before.
+    pub fn retire(&mut self, why: &Error) {
+        self.fail(why);
+    }
+
+    /// What each peer has last said of itself, after all that has arrived.
+    pub fn stances(&self) -> Vec<Stance> {
+        // What is lost is seen below.
+        let _ = self.endpoint.progress();
+        (0..self.channels.len()).map(|peer| stance(&self.endpoint, &self.channels, peer)).collect()
+    }
+
+    /// Tells these peers that others of the group go on without them, as far as they can be reached within a moment.
+    pub fn leave_behind(&mut self, peers: &[usize]) {
+        let until = Instant::now() + TELLING;
+        for &peer in peers {
+            let Some([first, ..]) = self.channels.get(peer).and_then(Option::as_ref) else { continue };
+            let (link, at) = (first.link(), first.remote() + FAILURE);
+            if link.connected() || (Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there)) {
+                let _ = link.signal(Signal { at, value: WENT_ON });
+                self.left_behind.push(peer);
+            }
+        }
+        let _ = self.endpoint.progress();
     }
 
     fn rank(&self) -> usize {
@@ -345,7 +379,7 @@ impl Engine {
         };
         let tick = || {
             if aborted.load(Ordering::Relaxed) {
-                let why = "the communicator was dropped".into();
+                let why = "the communicator was dropped or shrunk".into();
                 return Err(Error::Failed { rank: endpoint.rank(), why }.into());
             }
             let awaited = runner.borrow().awaited(segments);
@@ -429,7 +463,7 @@ impl Engine {
                 continue;
             }
             // SAFETY: the report is short and copied by the link.
-            let put = unsafe { link.put(&[Part::of(&bytes)], at + 8, Some(Signal { at, value: 1 })) };
+            let put = unsafe { link.put(&[Part::of(&bytes)], at + 8, Some(Signal { at, value: REPORTED })) };
             told.extend(put.ok().map(|ticket| (link, ticket)));
         }
         let look = || {
@@ -441,17 +475,34 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// After a failure: whoever is to go on with others need not wait for this rank.
+    fn tell_dropped(&mut self) {
+        for (peer, channels) in self.channels.iter().enumerate() {
+            if let Some([first, ..]) = channels
+                && first.link().connected()
+                && !self.left_behind.contains(&peer)
+            {
+                let _ = first.link().signal(Signal { at: first.remote() + FAILURE, value: DROPPED });
+            }
+        }
+    }
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.failed.is_none() {
-            self.tell(&Report::Left);
+        match self.failed {
+            None => self.tell(&Report::Left),
+            Some(_) => self.tell_dropped(),
         }
-        // Peers that map the inbox report there that they leave, whenever that is.
+        // Peers that map the inbox report there that they leave, whenever that is, unless they are no more.
         if let Some(inbox) = self.inbox.take() {
             let reports = self.channels.iter().enumerate().filter_map(|(peer, channels)| {
                 let [first, ..] = channels.as_ref()?;
                 let maps = first.link().abilities().contains(Abilities::MAP);
-                maps.then(|| inbox.offset() + layout::lane(peer, 0) + FAILURE)
+                let said = first.own().word(FAILURE).load(Ordering::Acquire) > 0;
+                let will = maps && (said || self.endpoint.ended(peer).is_none());
+                will.then(|| inbox.offset() + layout::lane(peer, 0) + FAILURE)
             });
             let reports = reports.collect();
             inbox.leave(reports);

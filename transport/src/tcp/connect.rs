@@ -121,7 +121,7 @@ fn hung_up(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
-fn open(candidate: &Candidate, buffer: Option<usize>, timeout: Duration) -> io::Result<TcpStream> {
+pub(super) fn open(candidate: &Candidate, buffer: Option<usize>, timeout: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
     set_buffers(&socket, buffer)?;
     socket.connect_timeout(&candidate.to.into(), timeout)?;
@@ -157,7 +157,8 @@ fn introduce(
     until: Instant,
 ) -> Result<Option<Arc<Connection>>> {
     let mut session = initiate(Timed { stream, until, stop: None }, &common.secret, CONTEXT)?;
-    let identity = Identity { from: target.from, to: target.to, encrypts: common.records_per_key.is_some() };
+    let encrypts = common.records_per_key.is_some();
+    let identity = Identity { from: target.from, to: target.to, encrypts, talks: false };
     session.send(&identity.encode())?;
     let answer = session.receive(256)?;
     if answer == CROSSED {
