@@ -269,7 +269,8 @@ impl Drop for Region {
         };
         let (Some(own), false) = (done(neighbours.me), self.forked.since()) else { return };
         own.store(1, Ordering::SeqCst);
-        let others = (0..neighbours.processes.len()).filter(|place| place != owner && *place != neighbours.me);
+        let others =
+            (0..neighbours.processes.len()).filter(|place| place != owner && *place != neighbours.me);
         let through = |place: usize| {
             done(place).is_some_and(|word| word.load(Ordering::SeqCst) > 0) || neighbours.gone(place)
         };

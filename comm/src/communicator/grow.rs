@@ -39,8 +39,12 @@ impl Communicator {
     /// do; an id serves for one attempt. When somebody who knows the `id` pretends to be one of these ranks.
     pub fn grow(&self, id: &UniqueId, world_size: usize) -> Result<Communicator> {
         let rank = self.rank();
-        let failed =
-            |problem: String, remedy: &str| Error::Membership { rank, call: "grow", problem, remedy: remedy.into() };
+        let failed = |problem: String, remedy: &str| Error::Membership {
+            rank,
+            call: "grow",
+            problem,
+            remedy: remedy.into(),
+        };
         let hash = Sha256::digest(id.to_bytes());
         let short = u64::from_le_bytes(std::array::from_fn(|i| hash[i]));
         let mut all = vec![0u64; 2 * self.world_size()];
@@ -92,7 +96,9 @@ impl Lineage {
             if proven != Some(self.secret.derive(&(rank as u64).to_le_bytes())) {
                 return Err(Error::Rendezvous {
                     who: "grow".into(),
-                    problem: format!("whoever joined as rank {rank} is not rank {rank} of the communicator that grows"),
+                    problem: format!(
+                        "whoever joined as rank {rank} is not rank {rank} of the communicator that grows"
+                    ),
                     remedy: format!(
                         "start new ranks with numbers from {} on, and give the id to nobody else",
                         self.ranks

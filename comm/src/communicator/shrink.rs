@@ -121,7 +121,7 @@ impl Communicator {
         if !proposal.has(rank) {
             return Err(Error::LeftOut { rank, by: self.everyone(&proposal.ranks()) });
         }
-        let group = self.group_of(&proposal, inbox, deriving)?;
+        let group = self.group_of(&proposal, &member.buried(), inbox, deriving)?;
         let met = group.meet(|stop| answer(&mut member, &mut parley, stop));
         Ok((group, met))
     }
@@ -205,12 +205,19 @@ impl Communicator {
     }
 
     fn say(&self, parley: &mut Parley, to: usize, message: Message, patience_ms: u64) -> Result<()> {
-        let envelope = serde_json::to_vec(&Envelope { message, patience_ms }).expect("messages are plain data");
+        let envelope =
+            serde_json::to_vec(&Envelope { message, patience_ms }).expect("messages are plain data");
         parley.say(to, envelope).map_err(|source| Error::Transport { rank: self.rank(), source })
     }
 
     /// Makes the group that was decided on.
-    fn group_of(&self, proposal: &Proposal, inbox: Window, deriving: Deriving) -> Result<Communicator> {
+    fn group_of(
+        &self,
+        proposal: &Proposal,
+        dead: &[usize],
+        inbox: Window,
+        deriving: Deriving,
+    ) -> Result<Communicator> {
         let rank = self.rank();
         let members = proposal.ranks();
         let card = |offer: &crate::membership::Offer| {
@@ -227,7 +234,7 @@ impl Communicator {
         let recorder = self.shared.recorder.rest(&members).expect("a rank that goes on is one of its group");
         let left: Vec<usize> = (0..self.world_size()).filter(|r| !members.contains(r)).collect();
         let (endpoint, behind) = self.shared.worker.with_engine(|engine| {
-            let ended = |peer: &usize| engine.endpoint().ended(*peer).is_some();
+            let ended = |peer: &usize| dead.contains(peer) || engine.endpoint().ended(*peer).is_some();
             let behind: Vec<usize> = left.iter().copied().filter(|peer| !ended(peer)).collect();
             engine.leave_behind(&behind);
             (deriving.connect(engine.endpoint(), &members, &derived, &secret), behind)
@@ -403,7 +410,9 @@ mod tests {
         let until = clock.gathers_until;
         assert!(!clock.is_overdue(&leader, until - second) && clock.is_overdue(&leader, until));
         // From then on whoever is asked anew has the time that an answer takes.
-        assert!(!clock.is_overdue(&leader, until + 4 * second) && clock.is_overdue(&leader, until + 5 * second));
+        assert!(
+            !clock.is_overdue(&leader, until + 4 * second) && clock.is_overdue(&leader, until + 5 * second)
+        );
 
         let mut clock = Clock::new(60 * second, start);
         let mut follower = Member::new(1, 3, vec![], [0; 32]);

@@ -115,7 +115,9 @@ pub(super) fn listen(endpoint: &Endpoint, channels: &Channels, awaited: &[usize]
 
 /// Whether a peer goes on with others, without this rank.
 fn went_on(channels: &Channels, peer: usize) -> bool {
-    channels[peer].as_ref().is_some_and(|[first, ..]| first.own().word(FAILURE).load(Ordering::Acquire) == WENT_ON)
+    channels[peer]
+        .as_ref()
+        .is_some_and(|[first, ..]| first.own().word(FAILURE).load(Ordering::Acquire) == WENT_ON)
 }
 
 /// What a peer has reported, if anything.

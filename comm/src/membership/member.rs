@@ -56,7 +56,8 @@ pub struct Member {
     card: Vec<u8>,
     seed: Seed,
     standing: Vec<Standing>,
-    heard: Vec<bool>,
+    /// Ranks that might lead and have not done so for too long; they may still take part.
+    passed: Vec<bool>,
     promised: Ballot,
     accepted: Option<Accepted>,
     /// The highest round that this rank knows of.
@@ -77,7 +78,7 @@ impl Member {
             card,
             seed,
             standing: vec![Standing::Awaited; size],
-            heard: (0..size).map(|rank| rank == me).collect(),
+            passed: vec![false; size],
             promised: Ballot::default(),
             accepted: None,
             round: 0,
@@ -124,9 +125,9 @@ impl Member {
         }
     }
 
-    /// The ranks of which nothing was heard so far, whatever is believed of them.
-    pub fn silent(&self) -> Vec<usize> {
-        (0..self.heard.len()).filter(|&rank| !self.heard[rank]).collect()
+    /// The ranks that certainly are no more, as far as this one has learned.
+    pub fn buried(&self) -> Vec<usize> {
+        (0..self.standing.len()).filter(|&rank| self.standing[rank] == Standing::Dead).collect()
     }
 
     /// The rank cannot take part any more, although it may live.
@@ -146,10 +147,14 @@ impl Member {
 
     /// Whoever is waited for has been waited for long enough.
     pub fn overdue(&mut self) {
-        for rank in self.awaited() {
-            if rank != self.me && self.standing[rank] == Standing::Awaited {
-                self.standing[rank] = Standing::Suspected;
+        match &self.leading {
+            Some(leading) => {
+                for rank in self.unanswered(leading) {
+                    self.standing[rank] = Standing::Suspected;
+                }
             }
+            // All that might lead have had as long as the first of them.
+            None => self.passed[..self.me].fill(true),
         }
         self.consider();
     }
@@ -189,8 +194,12 @@ impl Member {
 
     /// A message came.
     pub fn handle(&mut self, from: usize, message: Message) {
-        let Some(standing) = self.standing(from).filter(|_| from != self.me) else { return };
-        self.heard[from] = true;
+        let size = self.standing.len();
+        let possible = from != self.me && message.is_of(size);
+        let Some(standing) = self.standing(from).filter(|_| possible) else { return };
+        if matches!(message, Message::Ask { .. } | Message::Propose { .. }) {
+            self.passed[from] = false;
+        }
         if standing == Standing::Suspected {
             self.standing[from] = Standing::Awaited;
         }
@@ -288,7 +297,9 @@ impl Member {
             // Somebody who failed and did not answer is waited for no more.
             let waits = !self.unanswered(leading).is_empty();
             match &leading.proposed {
-                Some(proposed) if proposed.new && self.failed_before_accepting(proposed) => self.leading = None,
+                Some(proposed) if proposed.new && self.failed_before_accepting(proposed) => {
+                    self.leading = None
+                }
                 _ if waits => return,
                 None => self.propose(),
                 Some(_) => self.decide(),
@@ -296,15 +307,17 @@ impl Member {
         }
     }
 
-    /// The lowest rank that is waited for.
+    /// The lowest rank that is expected to lead.
     fn leader(&self) -> usize {
-        let awaited = |rank: &usize| *rank == self.me || self.standing[*rank] == Standing::Awaited;
+        let awaited = |rank: &usize| {
+            *rank == self.me || (self.standing[*rank] == Standing::Awaited && !self.passed[*rank])
+        };
         (0..self.standing.len()).find(awaited).unwrap_or(self.me)
     }
 
     /// Begins a ballot.
     fn lead(&mut self) {
-        self.round = self.round.max(self.promised.round) + 1;
+        self.round = self.round.max(self.promised.round).saturating_add(1);
         let ballot = Ballot { round: self.round, rank: self.me };
         self.promised = ballot;
         let own = (self.accepted.clone(), self.card.clone());
@@ -394,10 +407,6 @@ impl Member {
                 self.steps += 1;
             }
         }
-    }
-
-    fn buried(&self) -> Vec<usize> {
-        (0..self.standing.len()).filter(|&rank| self.standing[rank] == Standing::Dead).collect()
     }
 
     fn end(&mut self, outcome: Outcome) {

@@ -50,6 +50,12 @@ impl Proposal {
         self.members.iter().map(|m| m.rank).collect()
     }
 
+    /// Whether it is one of a group of that size: somebody, each once, in order.
+    pub(super) fn is_of(&self, size: usize) -> bool {
+        let ranks = self.ranks();
+        ranks.is_sorted_by(|a, b| a < b) && ranks.last().is_some_and(|last| *last < size)
+    }
+
     /// Whether the rank is one of them.
     pub fn has(&self, rank: usize) -> bool {
         self.members.iter().any(|m| m.rank == rank)
@@ -109,4 +115,18 @@ pub enum Message {
         /// The ranks that certainly are no more.
         dead: Vec<usize>,
     },
+}
+
+impl Message {
+    /// Whether it can have been said in a group of that size.
+    pub(super) fn is_of(&self, size: usize) -> bool {
+        match self {
+            Message::Promise { accepted, .. } => accepted.as_ref().is_none_or(|a| a.1.is_of(size)),
+            Message::Propose { proposal, .. } | Message::Decided { proposal } => proposal.is_of(size),
+            Message::Ask { .. }
+            | Message::Accept { .. }
+            | Message::Refuse { .. }
+            | Message::Hopeless { .. } => true,
+        }
+    }
 }

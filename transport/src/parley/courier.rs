@@ -128,7 +128,9 @@ impl Round {
                 session
             }
             Number::Port(calls) => match calls.call(self.to, Instant::now() + ATTEMPT, &self.ending.over) {
-                Called::Answered(session) => session.map(|stream| Line::tcp(stream, &self.ending, LAST_WORDS)),
+                Called::Answered(session) => {
+                    session.map(|stream| Line::tcp(stream, &self.ending, LAST_WORDS))
+                }
                 Called::Closed => {
                     self.closed = true;
                     let _ = self.hears.send(Heard::Closed { peer: self.to });
@@ -141,7 +143,6 @@ impl Round {
         session.get_mut().until = None;
         Some(session)
     }
-
 }
 
 fn dial(name: &[u8]) -> io::Result<UnixStream> {

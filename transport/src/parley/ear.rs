@@ -71,7 +71,8 @@ impl Hearing {
             let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
             match listener {
                 Some(listener) => {
-                    let _ = poll(&mut [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)], Some(&tick));
+                    let _ =
+                        poll(&mut [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)], Some(&tick));
                     while let Ok((stream, _)) = listener.accept() {
                         self.answer(stream);
                     }
@@ -93,7 +94,9 @@ impl Hearing {
     fn answer(&mut self, stream: UnixStream) {
         let same_user = rustix::net::sockopt::socket_peercred(&stream)
             .is_ok_and(|peer| peer.uid == rustix::process::geteuid());
-        if !same_user || stream.set_nonblocking(true).is_err() || self.threads.len() >= 2 * self.size + UNPROVEN
+        if !same_user
+            || stream.set_nonblocking(true).is_err()
+            || self.threads.len() >= 2 * self.size + UNPROVEN
         {
             return;
         }

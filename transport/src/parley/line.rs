@@ -106,7 +106,9 @@ impl Write for Line {
             };
             match written {
                 // There is less room than these bytes need.
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(1))
+                }
                 written => return written,
             }
         }

@@ -152,7 +152,9 @@ impl TcpLink {
     pub(super) fn end(&self, mut gone: Gone) -> Option<Error> {
         let out = self.out().take();
         let owes = self.owes() || out.as_ref().is_some_and(|out| out.owes);
-        if let (false, Some((broken, reset))) = (gone.orderly, out.and_then(|out| Some((out.broken?, out.reset)))) {
+        if let (false, Some((broken, reset))) =
+            (gone.orderly, out.and_then(|out| Some((out.broken?, out.reset))))
+        {
             gone.cause = format!("{}; {broken}", gone.cause);
             // What was read then is the end that this side made of it.
             gone.ended &= reset;
