@@ -16,6 +16,8 @@
 //! | [`shm`] | processes of one host | an unnamed memory file passed over a Unix socket; futex to sleep |
 //! | [`tcp`] | any hosts | authenticated streams, payload received straight into its destination; encrypted on request |
 //!
+//! For when links have failed, ranks exchange short messages beside them ([`Endpoint::parley`]).
+//!
 //! [`Endpoint::open`] makes the [`Card`] that peers need to reach this rank; with the cards of all ranks,
 //! [`Opening::connect`] gives the [`Endpoint`]. How the cards travel is not this crate's business.
 

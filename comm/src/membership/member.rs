@@ -290,6 +290,8 @@ impl Member {
                 self.leading = None;
                 return;
             }
+            // Whoever has promised to follow a higher ballot accepts nothing in its own lower one.
+            self.leading = self.leading.take().filter(|leading| leading.ballot == self.promised);
             let Some(leading) = &self.leading else {
                 self.lead();
                 continue;
