@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::HostId;
+use crate::cores::CoreSet;
 use crate::shm::ShmCard;
 use crate::tcp::TcpCard;
 
@@ -16,7 +17,7 @@ pub struct Card {
     /// The host's name, for messages only.
     pub host_name: String,
     /// Cores that the process may use.
-    pub cores: u32,
+    pub cores: CoreSet,
     /// Process id, for messages and for cross-memory attach.
     pub pid: u32,
     /// When the process started, in ticks since boot: tells it from a later process with the same number.

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::bell::{self, Bell, BellSocket};
-use crate::host::{cores, host_name, process_start};
+use crate::cores::{self, CoreSet};
+use crate::host::{host_name, process_start};
 use crate::local::LocalLink;
 use crate::mapped::Mapped;
 use crate::parley::{self, Number, Parley};
@@ -68,7 +69,6 @@ pub struct Endpoint {
     /// With what the names of this rank's sockets begin.
     name: Vec<u8>,
     cards: Vec<Card>,
-    crowded: bool,
     delays: bool,
     spin: Duration,
     spin_alone: Duration,
@@ -96,8 +96,8 @@ pub(crate) struct Parts {
     pub bell_socket: Option<BellSocket>,
     pub name: Vec<u8>,
     pub cards: Vec<Card>,
-    /// Ranks that share this machine's cores, this one among them.
-    pub core_ranks: usize,
+    /// Whether the ranks that share this one's cores outnumber them.
+    pub crowded: bool,
     pub config: Config,
 }
 
@@ -118,7 +118,7 @@ impl Opening {
     ) -> Result<Endpoint> {
         let Opening { config, card, shm, tcp } = self;
         let same_host = |r: usize| cards[r].host == card.host;
-        let core_ranks = cards.iter().filter(|other| other.network.same_kernel(&card.network)).count();
+        let crowded = cores::crowded(&cards, rank);
         if let (Choice::Shm, Some(far)) = (config.transport, (0..cards.len()).find(|&r| !same_host(r))) {
             let (there, here) = (&cards[far], &card);
             let why = format!(
@@ -170,7 +170,7 @@ impl Opening {
             bell_socket,
             name: card.shm.name,
             cards,
-            core_ranks,
+            crowded,
             config,
         }))
     }
@@ -250,9 +250,9 @@ impl Deriving {
             (Way::Tcp(_), Some(tcp)) => Way::Tcp(tcp.link(peer)),
             (Way::Tcp(_), None) => unreachable!("a group with far members listens"),
         };
-        let here = |r: &usize| match &full[..] {
-            [] => true,
-            full => full[*r].network.same_kernel(&full[rank].network),
+        let crowded = match &full[..] {
+            [] => members.len() > cores::available(),
+            full => cores::crowded(full, rank),
         };
         Ok(Endpoint::assemble(Parts {
             rank,
@@ -263,7 +263,7 @@ impl Deriving {
             tcp,
             bell_socket,
             name: parent.name.clone(),
-            core_ranks: (0..members.len()).filter(here).count(),
+            crowded,
             cards: full,
             config: parent.config.clone(),
         }))
@@ -280,7 +280,7 @@ impl Endpoint {
             host: HostId::here(config.host_id.as_deref()),
             network: HostId::network(),
             host_name: host_name(),
-            cores: cores() as u32,
+            cores: CoreSet::here(),
             pid,
             process_start: process_start(pid).unwrap_or_default(),
             shm: shm.card.clone(),
@@ -303,8 +303,8 @@ impl Endpoint {
     }
 
     pub(crate) fn assemble(parts: Parts) -> Endpoint {
-        let crowded = parts.core_ranks > cores();
-        let Parts { rank, ways, region, sleep, header, tcp, bell_socket, name, cards, config, .. } = parts;
+        let Parts { rank, ways, region, sleep, header, tcp, bell_socket, name, cards, crowded, config } =
+            parts;
         let link = |way: &Way| match way {
             Way::Own => None,
             Way::Local(link) => Some(link.clone() as Arc<dyn Link>),
@@ -333,7 +333,6 @@ impl Endpoint {
             bell_socket,
             name,
             cards,
-            crowded,
             spin: config.spin.unwrap_or(SPIN),
             config,
         }
@@ -381,9 +380,10 @@ impl Endpoint {
         self.cards.iter().position(|c| c.network.same_kernel(&card.network)).unwrap_or(rank)
     }
 
-    /// How many cores a rank may use.
+    /// How many cores the ranks of a rank's machine may use together.
     pub fn cores(&self, rank: usize) -> usize {
-        self.cards.get(rank).map_or_else(cores, |card| card.cores as usize)
+        let Some(card) = self.cards.get(rank) else { return cores::available() };
+        cores::together(self.cards.iter().filter(|c| c.network.same_kernel(&card.network)))
     }
 
     /// The rank as a person looks for it: "rank 3 (host a, pid 17)".
@@ -402,11 +402,6 @@ impl Endpoint {
         } else {
             self.cards.iter().map(first).collect()
         }
-    }
-
-    /// Whether the ranks that share this machine's cores, in whatever containers, outnumber them.
-    pub fn crowded(&self) -> bool {
-        self.crowded
     }
 
     /// Moves whatever can move without waiting; whether something did.

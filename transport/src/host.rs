@@ -43,11 +43,6 @@ impl fmt::Debug for HostId {
     }
 }
 
-/// How many cores this process may use.
-pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// Bytes of the last cache before memory, as the first core has it; 32 MiB where the kernel does not say.
 pub fn last_cache() -> u64 {
     let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").into_iter().flatten().flatten();

@@ -24,6 +24,7 @@
 mod bell;
 mod card;
 mod config;
+mod cores;
 mod derive;
 mod endpoint;
 mod error;

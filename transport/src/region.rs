@@ -295,11 +295,13 @@ pub struct Window {
 
 impl Window {
     /// Its offset in the region.
+    #[inline]
     pub fn offset(&self) -> u64 {
         self.at
     }
 
     /// Its length in bytes, as asked for.
+    #[inline]
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -310,6 +312,7 @@ impl Window {
     }
 
     /// Its first byte.
+    #[inline]
     pub fn ptr(&self) -> NonNull<u8> {
         self.region.at(self.at, self.size)
     }

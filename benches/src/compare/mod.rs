@@ -159,7 +159,8 @@ fn measure(
         }
         _ => None,
     };
-    Rounds { launcher, runner, hosts: hosts.as_ref(), case, sizes }.run(peers, pairs)
+    let bounded = targets::has_limit(&case);
+    Rounds { launcher, runner, hosts: hosts.as_ref(), case, sizes, bounded }.run(peers, pairs)
 }
 
 /// What bounds any of the cases.

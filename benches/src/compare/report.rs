@@ -97,7 +97,7 @@ impl Report {
 
     /// What came of each target.
     pub fn targets(&self) -> Vec<Row> {
-        targets::rows(&self.cases, &self.limits, self.own.as_ref())
+        targets::rows(&self.cases, self.own.as_ref())
     }
 
     /// The whole report, to read.

@@ -19,6 +19,7 @@ use super::rows::{self, Rows};
 use super::settings::settings;
 use super::sizes::Sizes;
 use super::statistics::{Summary, median};
+use crate::limits::{self, Limits};
 
 /// A peer that has failed so often in a case is not asked again.
 const PATIENCE: usize = 2;
@@ -36,12 +37,23 @@ pub struct Measured {
     pub sizes: Vec<u64>,
     /// Of ours out of place, by size, µs: all that were measured.
     pub ours: BTreeMap<u64, Vec<f64>>,
+    /// What the machine allowed right after a run of ours, if the case has a target that needs it.
+    pub bounded: Vec<Bounded>,
     /// The peers, in the order of the command line.
     pub against: Vec<Against>,
     /// Wrong elements of ours.
     pub wrong: u64,
     /// Why ours failed, each time.
     pub failures: Vec<String>,
+}
+
+/// A run of ours, and the machine at that moment: cores may be near each other now and far a minute later.
+#[derive(Debug, Serialize)]
+pub struct Bounded {
+    /// Out of place, by size, µs.
+    pub ours: BTreeMap<u64, f64>,
+    /// Measured right after it.
+    pub limits: Limits,
 }
 
 /// A peer in a case.
@@ -113,6 +125,8 @@ pub struct Rounds<'a> {
     pub case: Case,
     /// At these sizes.
     pub sizes: &'a Sizes,
+    /// Whether the limits of an all-reduce are measured after each run of ours.
+    pub bounded: bool,
 }
 
 impl Rounds<'_> {
@@ -132,6 +146,7 @@ impl Rounds<'_> {
             case: self.case,
             sizes: self.sizes.0.clone(),
             ours: BTreeMap::new(),
+            bounded: Vec::new(),
             against: peers.iter().map(against).collect(),
             wrong: 0,
             failures: Vec::new(),
@@ -162,6 +177,11 @@ impl Rounds<'_> {
                     measured.ours.entry(*size).or_default().push(row.apart);
                 }
                 measured.failures.extend(failure.map(|f| told("ours", f)));
+                if self.bounded {
+                    let ours = run.rows.iter().map(|(size, row)| (*size, row.apart)).collect();
+                    let limits = limits::of_all_reduce(&self.sizes.0, self.case.ranks);
+                    measured.bounded.push(Bounded { ours, limits });
+                }
                 ours = Some(run);
                 continue;
             };

@@ -116,6 +116,7 @@ mod tests {
             case,
             sizes: vec![4, 1 << 20],
             ours: [(4, vec![0.4, 0.6, 0.5]), (1 << 20, vec![100.0])].into(),
+            bounded: vec![],
             against: vec![against(Peer::Impi, &impi), against(Peer::Gloo, &[(4, vec![(0.5, 50.0)])])],
             wrong: 0,
             failures: vec![],

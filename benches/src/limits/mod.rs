@@ -88,6 +88,24 @@ pub fn measure(sizes: &[u64], ranks: &[usize], go_on: &dyn Fn() -> bool) -> Limi
     limits
 }
 
+/// What an all-reduce of `ranks` ranks is held against, in little time: threads that see all buffers, a cache line's way,
+/// bare sockets.
+pub fn of_all_reduce(sizes: &[u64], ranks: usize) -> Limits {
+    let threads = threads::cores().min(ranks).max(1);
+    let ideal = |size: u64| (ranks, reduction::all_reduce(size as usize, ranks, threads));
+    let at = |size: u64| (size, AtSize { all_reduce: [ideal(size)].into(), ..AtSize::default() });
+    let sizes = sizes.iter().filter(|size| **size >= 4).map(|size| at(*size)).collect();
+    let several = |measure: &dyn Fn() -> Option<f64>| if threads > 1 { measure() } else { None };
+    Limits {
+        threads,
+        sizes,
+        cache_line: several(&|| Some(lines::one_way())),
+        tcp_one_way: several(&|| loopback::one_way().ok()),
+        tcp_exchange: several(&|| loopback::exchange().ok()),
+        tcp_stream: None,
+    }
+}
+
 impl Limits {
     /// Of two measurements of the same machine, what was better in each.
     pub fn best(mut self, other: &Limits) -> Limits {

@@ -49,6 +49,7 @@ impl Arguments {
         Err(Error::InvalidArgument { rank: self.rank, call, problem, remedy: remedy.into() })
     }
 
+    #[inline]
     fn expect(&self, call: &'static str, what: &str, got: usize, expected: usize, why: &str) -> Result<()> {
         if got == expected {
             return Ok(());
@@ -56,6 +57,7 @@ impl Arguments {
         self.invalid(call, format!("the {what} has {got} elements"), format!("it needs {expected} ({why})"))
     }
 
+    #[inline]
     fn part(&self, call: &'static str, len: usize, instead: &str) -> Result<u64> {
         let n = self.world_size;
         if len.is_multiple_of(n) {
@@ -68,6 +70,7 @@ impl Arguments {
         )
     }
 
+    #[inline]
     fn root(&self, call: &'static str, root: usize) -> Result<u32> {
         if root < self.world_size {
             return Ok(root as u32);
@@ -75,6 +78,7 @@ impl Arguments {
         self.invalid(call, format!("root {root}"), format!("ranks are 0 to {}", self.world_size - 1))
     }
 
+    #[inline]
     fn op<T: Element>(&self, call: &'static str, op: ReduceOp) -> Result<()> {
         if op.supports(T::DATA_TYPE) {
             return Ok(());
@@ -102,6 +106,7 @@ impl Arguments {
         }
     }
 
+    #[inline]
     fn call<T: Element>(
         &self,
         collective: Collective,

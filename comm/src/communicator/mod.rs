@@ -254,6 +254,7 @@ impl Communicator {
     /// # Safety
     /// As for [`Engine::perform`].
     #[allow(unsafe_code)] // passes the promise on
+    #[inline]
     unsafe fn perform(&self, calls: &[Call]) -> Result<()> {
         if self.shared.forked.since() {
             return Err(Error::Forked { rank: self.rank() });

@@ -37,7 +37,7 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// From any number for the machine of each rank, and the cores that the rank may use there.
+    /// From any number for the machine of each rank, and the cores that all ranks there may use together.
     pub fn of(layout: &Layout, of_rank: impl Fn(usize) -> (usize, usize)) -> Cores {
         let (mut numbers, mut this) = (Vec::new(), Cores { of_host: vec![], cores: vec![], ranks: vec![] });
         for host in layout.hosts() {

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use nd_transport::{Abilities, Link, Part, Result, Signal, Ticket};
 
 use super::layout::{
-    BODY, CREDIT, GRANT_AT, GRANT_LEN, HEAD, INLINE, LINE, SEQUENCE, SLOT_BYTES, SLOTS, grant, slot,
+    BODY, CREDIT, DESCRIPTORS, GRANT_AT, GRANT_LEN, HEAD, INLINE, LINE, SEQUENCE, SHORT, SHORT_MAPPED,
+    SLOT_BYTES, SLOTS, descriptor, grant, slot,
 };
 use super::memory::{LaneMemory, copy, prefetch_to_write};
 use super::stamp::Stamp;
@@ -103,12 +104,19 @@ pub struct Channel {
     /// Offset in the peer's region of its inbox for this rank, and that inbox itself where it is mapped.
     remote: u64,
     mapped: Option<LaneMemory>,
+    /// The most bytes that are not in a slot.
+    short: u64,
+    /// How many descriptors were posted, and how many of them the peer is known to have consumed.
     posted: u64,
-    /// How many of the posted descriptors the peer is known to have consumed.
     credit: u64,
-    /// How many of the peer's descriptors were consumed, and how many of them the peer was told of.
+    /// How many slots were filled, and for each slot how many descriptors were posted with the last one in it.
+    filled: u64,
+    in_slots: [u64; SLOTS as usize],
+    /// How many of the peer's descriptors were consumed, and how many of them the peer was told of; the same for slots.
     taken: u64,
     told: u64,
+    emptied: u64,
+    told_emptied: u64,
     /// How many messages were begun, and how many of the peer's have come whole.
     begun: u64,
     ended: u64,
@@ -119,7 +127,23 @@ impl Channel {
     pub fn new(link: Arc<dyn Link>, own: LaneMemory, remote: u64, lane_len: u64) -> Channel {
         // SAFETY: the peer's inbox lies in its region for as long as the link lives.
         let mapped = link.map(remote, lane_len).map(|ptr| unsafe { LaneMemory::new(ptr) });
-        Channel { link, own, remote, mapped, posted: 0, credit: 0, taken: 0, told: 0, begun: 0, ended: 0 }
+        Channel {
+            link,
+            own,
+            remote,
+            short: if mapped.is_some() { SHORT_MAPPED } else { SHORT },
+            mapped,
+            posted: 0,
+            credit: 0,
+            filled: 0,
+            in_slots: [0; SLOTS as usize],
+            taken: 0,
+            told: 0,
+            emptied: 0,
+            told_emptied: 0,
+            begun: 0,
+            ended: 0,
+        }
     }
 
     /// The link below.
@@ -160,13 +184,25 @@ impl Channel {
         Body::Here { ptr, len }
     }
 
-    /// Whether a descriptor can be posted.
+    /// Whether a descriptor with this body can be posted.
     #[inline]
-    pub fn has_slot(&mut self) -> bool {
-        self.posted - self.credit < SLOTS || {
+    pub fn has_room(&mut self, body: &Body) -> bool {
+        self.fits(body) || {
             self.refresh();
-            self.posted - self.credit < SLOTS
+            self.fits(body)
         }
+    }
+
+    /// Whether the data lies in a slot.
+    #[inline]
+    fn in_slot(&self, body: &Body) -> bool {
+        matches!(body, Body::Here { len, .. } if *len > self.short)
+    }
+
+    #[inline]
+    fn fits(&self, body: &Body) -> bool {
+        let last = self.in_slots[(self.filled % SLOTS) as usize];
+        self.posted - self.credit < DESCRIPTORS && (!self.in_slot(body) || last <= self.credit)
     }
 
     #[inline]
@@ -189,23 +225,27 @@ impl Channel {
         }
     }
 
-    /// Posts a descriptor into the next slot, which [`Channel::has_slot`] has found free.
+    /// Posts a descriptor, for which [`Channel::has_room`] has found room.
     ///
     /// # Safety
     /// The memory that `body` names stays valid and unchanged: until the ticket is flushed for [`Body::Here`], else
     /// until the descriptor is consumed.
     #[inline]
     pub unsafe fn post(&mut self, stamp: &Stamp, body: Body) -> Result<Ticket> {
-        debug_assert!(self.posted - self.credit < SLOTS);
-        let at = slot(self.posted);
+        debug_assert!(self.fits(&body));
+        let at = descriptor(self.posted);
         self.posted += 1;
+        let (filled, in_slot) = (slot(self.filled), self.in_slot(&body));
+        if in_slot {
+            self.in_slots[(self.filled % SLOTS) as usize] = self.posted;
+            self.filled += 1;
+        }
         let (kind, first, second) = match body {
             Body::Here { len, .. } => (KIND_HERE, 0, len),
             Body::Window { offset, len } => (KIND_WINDOW, offset, len),
             Body::Address { address, len } => (KIND_ADDRESS, address, len),
             Body::Placed { len } => (KIND_PLACED, 0, len),
         };
-        let inline = kind == KIND_HERE && second <= INLINE;
         let short = if kind == KIND_HERE { second } else { 0 };
         let words = [stamp.head(), stamp.count, u64::from(stamp.root) | short << 32 | kind << KIND_SHIFT];
         match (&self.mapped, body) {
@@ -214,7 +254,11 @@ impl Channel {
                 match body {
                     Body::Here { ptr, len } => {
                         debug_assert!(len <= SLOT_BYTES);
-                        let to = inbox.at(at + if inline { BODY } else { LINE });
+                        let to = inbox.at(match len {
+                            ..=INLINE => at + BODY,
+                            _ if in_slot => filled,
+                            _ => at + LINE,
+                        });
                         // SAFETY: the caller's promise for `ptr`; the descriptor or slot has room.
                         unsafe { copy(ptr, to, len as usize) };
                     }
@@ -235,14 +279,20 @@ impl Channel {
                 for (i, word) in words.into_iter().chain([first, second]).enumerate() {
                     head[8 * i..8 * i + 8].copy_from_slice(&word.to_ne_bytes());
                 }
-                let signal = Signal { at: self.remote + at + SEQUENCE, value: self.posted };
-                let data = match body {
+                let signal = Some(Signal { at: self.remote + at + SEQUENCE, value: self.posted });
+                let mut data = match body {
                     Body::Here { ptr, len } => Part { ptr, len: len as usize },
                     _ => Part::of(&[]),
                 };
+                if in_slot {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.link.put(&[data], self.remote + filled, None)? };
+                    data = Part::of(&[]);
+                }
+                let inline = kind == KIND_HERE && second <= INLINE;
                 let head = if inline { &head[..(BODY - HEAD) as usize] } else { &head[..] };
                 // SAFETY: the caller's promise for `data`; the head is short and copied.
-                unsafe { self.link.put(&[Part::of(head), data], self.remote + at + HEAD, Some(signal)) }
+                unsafe { self.link.put(&[Part::of(head), data], self.remote + at + HEAD, signal) }
             }
             (None, _) => unreachable!("only links that map or read are sent addresses"),
         }
@@ -251,7 +301,7 @@ impl Channel {
     /// The next descriptor of the peer, if it has come; `Err` with the peer's stamp if it is not of this call.
     #[inline]
     pub fn peek(&self, stamp: &Stamp) -> Result<Option<Body>, Stamp> {
-        let at = slot(self.taken);
+        let at = descriptor(self.taken);
         if self.own.word(at + SEQUENCE).load(Ordering::Acquire) != self.taken + 1 {
             return Ok(None);
         }
@@ -267,25 +317,31 @@ impl Channel {
             KIND_PLACED => Body::Placed { len: second },
             _ => {
                 let len = last << 4 >> 36;
-                let place = if len <= INLINE { BODY } else { LINE };
-                Body::Here { ptr: self.own.at(at + place), len }
+                let place = match len {
+                    ..=INLINE => at + BODY,
+                    _ if len > self.short => slot(self.emptied),
+                    _ => at + LINE,
+                };
+                Body::Here { ptr: self.own.at(place), len }
             }
         }))
     }
 
-    /// Frees the slot of the descriptor that [`Channel::peek`] found. The peer is told at once when its own memory
-    /// was read (`remote`), else when half its slots are free again.
+    /// Frees the descriptor that [`Channel::peek`] found, and its slot. The peer is told at once when its own memory
+    /// was read, else when half its descriptors or half its slots are free again.
     #[inline]
-    pub fn take(&mut self, remote: bool) -> Result<()> {
+    pub fn take(&mut self, body: &Body) -> Result<()> {
         self.taken += 1;
+        self.emptied += u64::from(self.in_slot(body));
         // Whoever took a message mostly posts the next one: its line is fetched meanwhile.
         if let Some(inbox) = &self.mapped {
-            prefetch_to_write(inbox.at(slot(self.posted)));
+            prefetch_to_write(inbox.at(descriptor(self.posted)));
         }
-        if !remote && self.taken - self.told < SLOTS / 2 {
+        let few = self.taken - self.told < DESCRIPTORS / 2 && self.emptied - self.told_emptied < SLOTS / 2;
+        if few && !body.remote() {
             return Ok(());
         }
-        self.told = self.taken;
+        (self.told, self.told_emptied) = (self.taken, self.emptied);
         match &self.mapped {
             Some(inbox) => {
                 inbox.word(CREDIT).store(self.taken, Ordering::Release);

@@ -93,7 +93,7 @@ impl FoldTask<'_> {
                 let remote = found.remote();
                 let channel = channel(channels, peer * LANES + lane);
                 if last || !remote {
-                    channel.take(remote)?;
+                    channel.take(found)?;
                     *body = None;
                 }
                 if last {

@@ -197,12 +197,13 @@ impl Engine {
             self.segments.clear();
             self.scratch.clear();
         }
-        result.inspect_err(|e| {
+        if let Err(e) = &result {
             self.fail(e);
             if self.failed.is_some() {
                 self.recorder.failed(e);
             }
-        })
+        }
+        result
     }
 
     /// # Safety

@@ -1,16 +1,23 @@
 //! How the inbox is laid out that every rank has for every peer: a few lanes, each with a credit counter, lines for
-//! reports of failure and for grants, and slots.
+//! reports of failure and for grants, descriptors, and slots for the data of some of them.
 
 use crate::schedule::MAX_LANES;
 
 /// Bytes of a cache line; counters that different ranks write lie in different ones.
 pub const LINE: u64 = 64;
+/// Descriptors of a lane: a rank that shares its core with others may post so many before it waits for its turn to come
+/// again. Half of them may be consumed before their sender is told.
+pub const DESCRIPTORS: u64 = 32;
 /// Slots of a lane. Half of them may be consumed before their sender is told.
 pub const SLOTS: u64 = 8;
 /// Data that a slot holds: small enough that all slots of a few peers stay in the second-level cache.
 pub const SLOT_BYTES: u64 = 32 << 10;
-/// Data that a descriptor itself holds.
+/// Data that a descriptor itself holds, in its line.
 pub const INLINE: u64 = 32;
+/// Data that the room after a descriptor's line holds.
+pub const SHORT: u64 = 1 << 10;
+/// As much of it as is used where memory is mapped: what comes back to the same few slots stays in the first-level cache.
+pub const SHORT_MAPPED: u64 = 1 << 8;
 /// Lanes of an inbox: those of the programs, and one for single sends and receives.
 pub const LANES: usize = MAX_LANES + 1;
 /// The lane of single sends and receives.
@@ -37,7 +44,10 @@ const GRANT_BYTES: u64 = 32;
 pub const GRANT_AT: u64 = 8;
 /// In a grant: how many bytes it is for.
 pub const GRANT_LEN: u64 = 16;
-const FIRST_SLOT: u64 = GRANT + GRANTS * GRANT_BYTES;
+const FIRST_DESCRIPTOR: u64 = GRANT + GRANTS * GRANT_BYTES;
+const DESCRIPTOR_STRIDE: u64 = LINE + SHORT;
+const FIRST_SLOT: u64 = FIRST_DESCRIPTOR + DESCRIPTORS * DESCRIPTOR_STRIDE;
+/// Not a power of two, so that slots do not all begin in the same set of a cache.
 const SLOT_STRIDE: u64 = LINE + SLOT_BYTES;
 /// Bytes of a lane.
 pub const LANE: u64 = (FIRST_SLOT + SLOTS * SLOT_STRIDE).next_multiple_of(4096);
@@ -55,9 +65,14 @@ pub const fn lane(peer: usize, lane: usize) -> u64 {
     peer as u64 * PEER + lane as u64 * LANE
 }
 
-/// Offset in its lane of the slot for the descriptor with this number.
-pub const fn slot(descriptor: u64) -> u64 {
-    FIRST_SLOT + (descriptor % SLOTS) * SLOT_STRIDE
+/// Offset in its lane of the descriptor with this number.
+pub const fn descriptor(number: u64) -> u64 {
+    FIRST_DESCRIPTOR + (number % DESCRIPTORS) * DESCRIPTOR_STRIDE
+}
+
+/// Offset in its lane of the slot for the data of the descriptor that is the `number`-th with data in a slot.
+pub const fn slot(number: u64) -> u64 {
+    FIRST_SLOT + (number % SLOTS) * SLOT_STRIDE
 }
 
 /// Offset in its lane of the grant for the message with this number.
@@ -65,7 +80,7 @@ pub const fn grant(message: u64) -> u64 {
     GRANT + (message % GRANTS) * GRANT_BYTES
 }
 
-// Fields of a descriptor, as offsets in its slot.
+// Fields of a descriptor, a line.
 
 /// Its number plus one; written last.
 pub const SEQUENCE: u64 = 0;
@@ -74,4 +89,4 @@ pub const HEAD: u64 = 8;
 /// Inline data, or the address and length of data that the receiver reads.
 pub const BODY: u64 = 32;
 
-const _: () = assert!(PEER < 1_000_000 && BODY + INLINE == LINE);
+const _: () = assert!(PEER < 1_000_000 && BODY + INLINE == LINE && FIRST_DESCRIPTOR.is_multiple_of(LINE));

@@ -17,12 +17,13 @@
 //! | [`engine`] | a communicator's channels and scratch: performs calls, reports failures to the peers |
 //!
 //! # How a message travels
-//! A message is posted as one *descriptor* or several, each in the next of [`layout::SLOTS`] slots of the
+//! A message is posted as one *descriptor* or several, each in the next of [`layout::DESCRIPTORS`] places of the
 //! receiver's inbox. Where the receiver can reach the sender's memory (a mapped window, or cross-memory attach),
 //! the descriptor of a long message only says where it lies, and the receiver reduces or copies from there; the
 //! sender learns by the *credit* counter when it has. Otherwise the descriptor carries the data: up to
-//! [`layout::INLINE`] bytes beside its sequence number, in one cache line, else up to [`layout::SLOT_BYTES`] bytes
-//! in the slot. A sender out of slots waits for credit; the lane goes on meanwhile.
+//! [`layout::INLINE`] bytes beside its sequence number, in one cache line, up to [`layout::SHORT`] after that line, else
+//! up to [`layout::SLOT_BYTES`] bytes in the next of [`layout::SLOTS`] slots. A sender out of descriptors or slots waits
+//! for credit; the lane goes on meanwhile.
 //!
 //! # Straight to where it belongs
 //! A receiver that will only copy a long message *grants* its destination as soon as nothing else uses it, mostly at

@@ -265,7 +265,7 @@ impl Runner {
             false => channel.route(ptr, registered, count * width),
         };
         let whole = stored || body.remote() || count <= segment.plan.chunk;
-        if whole && self.queues[queue].is_empty() && channel.has_slot() {
+        if whole && self.queues[queue].is_empty() && channel.has_room(&body) {
             // SAFETY: the message's memory stays unchanged until it is complete: instructions that write it wait,
             // and a run ends when all messages are complete.
             let ticket = unsafe { channel.post(&segment.stamp, body)? };

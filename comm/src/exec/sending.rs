@@ -56,34 +56,35 @@ impl Pending {
     pub(super) fn push(&mut self, channel: &mut Channel, sent: &mut Sent) -> Result<bool, Failure> {
         let body = channel.route(self.ptr, self.registered, self.count * self.width);
         while self.done < self.count {
-            if !channel.has_slot() {
+            let ptr = self.ptr.wrapping_add((self.done * self.width) as usize);
+            let rest = (self.count - self.done) * self.width;
+            let granted =
+                if self.stored { None } else { channel.granted(self.number, self.count * self.width) };
+            let (n, next) = match body {
+                _ if self.stored || granted.is_some() => (self.count - self.done, Body::Placed { len: rest }),
+                body if body.remote() => (self.count, body),
+                _ => {
+                    let n = (self.count - self.done).min(self.chunk);
+                    (n, Body::Here { ptr, len: n * self.width })
+                }
+            };
+            if !channel.has_room(&next) {
                 return Ok(false);
             }
-            if self.stored {
-                // SAFETY: it names no memory.
-                unsafe { channel.post(&self.stamp, Body::Placed { len: self.count * self.width })? };
-                break;
-            }
-            let ptr = self.ptr.wrapping_add((self.done * self.width) as usize);
-            if let Some(at) = channel.granted(self.number, self.count * self.width) {
-                let len = (self.count - self.done) * self.width;
-                let rest = Part { ptr, len: len as usize };
-                // SAFETY: as below.
-                sent.ticket = unsafe { channel.place(&self.stamp, rest, at + self.done * self.width)? };
-                break;
-            }
-            let (n, body) = if body.remote() {
-                (self.count, body)
-            } else {
-                let n = (self.count - self.done).min(self.chunk);
-                (n, Body::Here { ptr, len: n * self.width })
-            };
             // SAFETY: the message's memory stays unchanged until it is complete: instructions that write it wait,
             // and a run ends when all messages are complete.
-            sent.ticket = unsafe { channel.post(&self.stamp, body)? };
+            sent.ticket = unsafe {
+                match granted {
+                    Some(at) => {
+                        let rest = Part { ptr, len: rest as usize };
+                        channel.place(&self.stamp, rest, at + self.done * self.width)?
+                    }
+                    None => channel.post(&self.stamp, next)?,
+                }
+            };
+            sent.remote = next.remote();
             self.done += n;
         }
-        sent.remote = body.remote();
         sent.until = channel.posted();
         sent.posted = true;
         Ok(true)

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::bell::Bell;
+use crate::cores;
 use crate::endpoint::{Endpoint, Parts, Way};
 use crate::link::{Abilities, Cost, Link, Part, Signal, Ticket, Transport};
 use crate::mapped::Mapped;
@@ -64,7 +65,7 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
             bell_socket: None,
             name: name(me),
             cards: Vec::new(),
-            core_ranks: n,
+            crowded: n > cores::available(),
             config: config.clone(),
         })
     };

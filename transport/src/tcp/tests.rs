@@ -50,7 +50,7 @@ fn opened(n: usize, config: &Config) -> (Vec<Listening>, Vec<Card>) {
                     host,
                     network,
                     host_name,
-                    cores: 1,
+                    cores: crate::cores::CoreSet::here(),
                     pid: std::process::id(),
                     process_start: 0,
                     shm,

@@ -198,6 +198,11 @@ pub fn targets() -> Vec<Target> {
     all
 }
 
+/// Whether a case has a target that is not about peers: the machine's limits are to be measured beside it.
+pub fn has_limit(case: &Case) -> bool {
+    targets().iter().any(|target| target.against != Reference::FastestPeer && target.concerns(case))
+}
+
 /// Every case that has a target, with the sizes at which it is measured.
 pub fn cases() -> Vec<(Case, Sizes)> {
     let mut cases: Vec<(Case, Sizes)> = Vec::new();
@@ -240,6 +245,12 @@ mod tests {
         for target in targets() {
             assert!(!target.sizes.is_empty() && target.sizes.iter().all(|s| target.covers(*s)), "{target:?}");
         }
+    }
+
+    #[test]
+    fn two_cases_are_held_against_the_machine() {
+        let bounded = cases().iter().filter(|(case, _)| has_limit(case)).count();
+        assert_eq!(bounded, 2);
     }
 
     #[test]

@@ -12,6 +12,6 @@ mod list;
 mod text;
 mod verdict;
 
-pub use list::cases;
+pub use list::{cases, has_limit};
 pub use text::text;
 pub use verdict::{Row, rows};
