@@ -295,6 +295,15 @@ impl Config {
         KNOWN.iter().find(|k| k.name == name).map(|k| (k.show)(self)).unwrap_or_default()
     }
 
+    /// Of ranks that were joined in another way than by a start.
+    pub(crate) fn of(
+        transport: nd_transport::Config,
+        timeout: Duration,
+        recorder: recorder::Settings,
+    ) -> Config {
+        Config { transport, timeout, recorder, ..Config::default() }
+    }
+
     /// `ND_START_TIMEOUT`: how long ranks may take to find each other.
     pub fn start_timeout(&self) -> Duration {
         self.transport.start_timeout

@@ -12,7 +12,8 @@ use crate::cores::{self, CoreSet};
 use crate::host::{host_name, process_start};
 use crate::local::LocalLink;
 use crate::mapped::Mapped;
-use crate::region::SLEEP;
+use crate::parley::{self, Number, Parley};
+use crate::region::{Neighbours, SLEEP};
 use crate::secure::Secret;
 use crate::shm::{self, Arena, Limit, ShmLink};
 use crate::tcp::TcpCard;
@@ -69,6 +70,8 @@ pub struct Endpoint {
     _header: Option<Window>,
     tcp: Option<Tcp>,
     bell_socket: Option<BellSocket>,
+    /// With what the names of this rank's sockets begin.
+    name: Vec<u8>,
     cards: Vec<Card>,
     delays: bool,
     spin: Duration,
@@ -110,6 +113,7 @@ pub(crate) struct Parts {
     pub header: Option<Window>,
     pub tcp: Option<Tcp>,
     pub bell_socket: Option<BellSocket>,
+    pub name: Vec<u8>,
     pub cards: Vec<Card>,
     /// Whether the ranks that share this one's cores outnumber them.
     pub crowded: bool,
@@ -157,7 +161,10 @@ impl Opening {
         // From here on it is the endpoint that may be stopped.
         let config = Config { stop: Stop::default(), ..config };
         let place = |r: usize| locals.iter().position(|l| l.0 == r);
-        let region = arena.region(place(rank).expect("a rank shares memory with itself"));
+        let me = place(rank).expect("a rank shares memory with itself");
+        let region = arena.region(me);
+        let processes = locals.iter().map(|l| (cards[l.0].pid, cards[l.0].process_start)).collect();
+        let neighbours = Neighbours { processes, me };
         let far: Vec<_> = (0..cards.len()).filter(|&r| place(r).is_none()).collect();
         let tcp = (!far.is_empty())
             .then(|| Tcp::start(tcp, rank, &cards, &far, secret, region.clone(), &config))
@@ -169,7 +176,7 @@ impl Opening {
                 pid: cards[peer].pid,
                 cross_memory: config.cross_memory,
                 mapped: Mapped {
-                    region: arena.region(place),
+                    region: arena.peer(place, neighbours.clone()),
                     sleep: SLEEP,
                     bell: Bell::new(bell_name(&cards[peer], SLEEP)),
                 },
@@ -187,6 +194,7 @@ impl Opening {
             header: None,
             tcp,
             bell_socket,
+            name: card.shm.name,
             cards,
             crowded,
             config,
@@ -205,6 +213,11 @@ fn bell_name(card: &Card, sleep: u64) -> Vec<u8> {
     [&card.shm.name[..], format!("-bell-{sleep:x}").as_bytes()].concat()
 }
 
+/// The name at which the owner of an endpoint that has its sleep word there is talked to.
+fn meeting_name(owner: &[u8], sleep: u64) -> Vec<u8> {
+    [owner, format!("-meet-{sleep:x}").as_bytes()].concat()
+}
+
 /// Needed only by a rank that has both mapped memory and sockets to wait for.
 fn bell_socket(local: usize, all: usize, card: &Card, sleep: u64) -> Result<Option<BellSocket>> {
     (1 < local && local < all).then(|| BellSocket::bind(&bell_name(card, sleep))).transpose()
@@ -213,7 +226,6 @@ fn bell_socket(local: usize, all: usize, card: &Card, sleep: u64) -> Result<Opti
 /// A part of an endpoint's ranks that is about to become a group of its own; see [`Endpoint::derive`].
 #[derive(Debug)]
 pub struct Deriving {
-    members: Vec<usize>,
     header: Window,
     tcp: Option<tcp::Listening>,
     card: DerivedCard,
@@ -232,9 +244,16 @@ impl Deriving {
         &self.card
     }
 
-    /// Makes the group's endpoint; `cards` are those of `members`, in that order, `secret` is the group's own.
-    pub fn connect(self, parent: &Endpoint, cards: &[DerivedCard], secret: &Secret) -> Result<Endpoint> {
-        let Deriving { members, header, tcp, card } = self;
+    /// Makes the endpoint of the group of `members`, in that order, this rank among them; `cards` are theirs, `secret` is
+    /// the group's own.
+    pub fn connect(
+        self,
+        parent: &Endpoint,
+        members: &[usize],
+        cards: &[DerivedCard],
+        secret: &Secret,
+    ) -> Result<Endpoint> {
+        let Deriving { header, tcp, card } = self;
         let config = Config { stop: Stop::default(), ..parent.config.clone() };
         let rank = members.iter().position(|&m| m == parent.rank).expect("a rank derives groups of its own");
         let with_tcp = |(&m, derived): (&usize, &DerivedCard)| {
@@ -282,6 +301,7 @@ impl Deriving {
             header: Some(header),
             tcp,
             bell_socket,
+            name: parent.name.clone(),
             crowded,
             cards: full,
             config,
@@ -308,9 +328,9 @@ impl Endpoint {
         Ok(Opening { config: config.clone(), card, shm, tcp })
     }
 
-    /// Begins a group of some of these ranks (this one among them), in that order. It shares this endpoint's memory,
-    /// so that what is registered here is registered there, and nothing else: threads may use both at once.
-    pub fn derive(&self, members: Vec<usize>) -> Result<Deriving> {
+    /// Begins a group of some or all of `members`, this rank among them. It shares this endpoint's memory, so that what
+    /// is registered here is registered there, and nothing else: threads may use both at once.
+    pub fn derive(&self, members: &[usize]) -> Result<Deriving> {
         let header = self.region.alloc(1, true)?;
         let far = members.iter().any(|&m| matches!(self.ways[m], Way::Tcp(_)));
         let (tcp, tcp_card) = match far {
@@ -318,11 +338,12 @@ impl Endpoint {
             false => (None, None),
         };
         let card = DerivedCard { sleep: header.offset(), tcp: tcp_card };
-        Ok(Deriving { members, header, tcp, card })
+        Ok(Deriving { header, tcp, card })
     }
 
     pub(crate) fn assemble(parts: Parts) -> Endpoint {
-        let Parts { rank, ways, region, sleep, header, tcp, bell_socket, cards, crowded, config } = parts;
+        let Parts { rank, ways, region, sleep, header, tcp, bell_socket, name, cards, crowded, config } =
+            parts;
         let link = |way: &Way| match way {
             Way::Own => None,
             Way::Local(link) => Some(link.clone() as Arc<dyn Link>),
@@ -356,6 +377,7 @@ impl Endpoint {
             _header: header,
             tcp,
             bell_socket,
+            name,
             cards,
             spin: config.spin.unwrap_or(SPIN),
             _woken: woken,
@@ -371,6 +393,11 @@ impl Endpoint {
     /// How many ranks there are.
     pub fn world_size(&self) -> usize {
         self.links.len()
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Memory that peers can reach.
@@ -480,6 +507,41 @@ impl Endpoint {
         }?;
         let host = self.cards.get(peer).map_or_else(host_name, |card| card.host_name.clone());
         Some(Error::PeerLost { rank: peer, host, cause })
+    }
+
+    /// Why a peer certainly is no more, or has no endpoint any more: its own system says so. One that is merely silent may
+    /// live.
+    pub fn ended(&self, peer: usize) -> Option<String> {
+        let gone = |card: &Card| process_start(card.pid) != Some(card.process_start);
+        let process = self.cards.get(peer).filter(|card| card.host == self.cards[self.rank].host);
+        match &self.ways[peer] {
+            Way::Own => None,
+            Way::Local(link) => link.lost().then(|| "lost on purpose".to_string()),
+            Way::Shm(_) | Way::Tcp(_) if process.is_some_and(gone) => {
+                process.map(|card| format!("its process {} is gone", card.pid))
+            }
+            Way::Shm(_) => None,
+            Way::Tcp(_) => self.tcp.as_ref().and_then(|tcp| tcp.ended(peer)),
+        }
+    }
+
+    /// Short messages between these ranks, for when the links have failed; `secret` is that of the links. A peer hears
+    /// them once it opens its own.
+    ///
+    /// # Errors
+    /// When no socket or thread can be had, or there is one already.
+    pub fn parley(&self, secret: &Secret) -> Result<Parley> {
+        let calls = self.tcp.as_ref().map(|tcp| Arc::new(tcp.calls()));
+        let number = |(peer, way): (usize, &Way)| match way {
+            Way::Own => None,
+            Way::Local(link) => Some(Number::Name(meeting_name(&link.name, link.mapped.sleep))),
+            Way::Shm(link) => Some(Number::Name(meeting_name(&self.cards[peer].shm.name, link.mapped.sleep))),
+            Way::Tcp(_) => calls.clone().map(Number::Port),
+        };
+        let numbers: Vec<_> = self.ways.iter().enumerate().map(number).collect();
+        let near = numbers.iter().any(|number| matches!(number, Some(Number::Name(_))));
+        let name = near.then(|| meeting_name(&self.name, self.sleep));
+        Parley::open(parley::Parts { rank: self.rank, name, numbers, calls, secret: secret.clone() })
     }
 
     /// Waits until `look` says done; false when `timeout` passed first. In between, everything that can move moves.

@@ -16,6 +16,8 @@
 //! | [`shm`] | processes of one host | an unnamed memory file passed over a Unix socket; futex to sleep |
 //! | [`tcp`] | any hosts | authenticated streams, payload received straight into its destination; encrypted on request |
 //!
+//! For when links have failed, ranks exchange short messages beside them ([`Endpoint::parley`]).
+//!
 //! [`Endpoint::open`] makes the [`Card`] that peers need to reach this rank; with the cards of all ranks,
 //! [`Opening::connect`] gives the [`Endpoint`]. How the cards travel is not this crate's business.
 
@@ -35,6 +37,7 @@ mod host;
 mod link;
 pub mod local;
 mod mapped;
+mod parley;
 mod region;
 pub mod secure;
 pub mod shm;
@@ -51,6 +54,7 @@ pub use error::{Error, Result};
 pub use fork::Forked;
 pub use host::{HostId, host_name, last_cache};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
+pub use parley::{Heard, Parley};
 pub use region::{Region, Window};
 pub use stop::{OnStop, Stop};
 

@@ -10,6 +10,8 @@
 //! | [`group`] | several calls at once |
 //! | [`pending`] | what asynchronous calls give back |
 //! | `split` | smaller groups |
+//! | `shrink` | those who are left after a failure |
+//! | `grow` | more ranks |
 //! | `summary` | what is logged of a world that has come to be |
 //! | `worker` | who performs calls, one after the other |
 
@@ -17,21 +19,24 @@ pub mod abort;
 mod arguments;
 mod calls;
 pub mod group;
+mod grow;
 mod open;
 pub mod pending;
+mod shrink;
 mod split;
 mod start;
 mod summary;
 mod worker;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use nd_transport::{Abilities, Endpoint, Forked, OnStop, Region};
 
 use crate::buffer::Buffer;
 use crate::choose::Chooser;
+use crate::config::Config;
 use crate::cost::Calibration;
 use crate::cost::hosts::Machines;
 use crate::error::{Error, Result};
@@ -82,12 +87,15 @@ struct Shared {
     region: Arc<Region>,
     forked: Forked,
     chooser: Chooser,
+    config: Arc<Config>,
     /// The secret of this group's connections, from which those of its parts are derived.
     secret: nd_transport::secure::Secret,
     recorder: Arc<Recorder>,
     worker: Worker,
     /// Aborts it when the handle of its settings is asked to.
     handle: OnceLock<OnStop>,
+    /// Whether this communicator was shrunk; held meanwhile.
+    shrunk: Mutex<bool>,
 }
 
 /// Which algorithm a call takes, and which links.
@@ -113,12 +121,12 @@ impl Communicator {
         inboxes: &[u64],
         secret: nd_transport::secure::Secret,
         chooser: Chooser,
-        timeout: Duration,
+        config: Arc<Config>,
         recorder: Recorder,
     ) -> Communicator {
         let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
         tracing::debug!("rank {rank} of {world_size} of communicator {}", recorder.communicator());
-        let region = endpoint.region().clone();
+        let (region, timeout) = (endpoint.region().clone(), config.timeout);
         let recorder = Arc::new(recorder);
         let engine = Engine::new(endpoint, inbox, inboxes, chooser.clone(), recorder.clone());
         let shared = Shared {
@@ -128,10 +136,12 @@ impl Communicator {
             region,
             forked: Forked::here(),
             chooser,
+            config,
             secret,
             recorder,
             worker: Worker::new(rank, engine),
             handle: OnceLock::new(),
+            shrunk: Mutex::new(false),
         };
         Communicator { shared: Arc::new(shared), timeout }
     }

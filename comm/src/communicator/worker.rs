@@ -98,6 +98,11 @@ impl Worker {
         f(&mut lock(&self.engine))
     }
 
+    /// Ends calls that are going on, and those that were started.
+    pub fn interrupt(&self) {
+        self.aborting.drop_calls();
+    }
+
     /// Performs calls now, after those that were started.
     ///
     /// # Safety

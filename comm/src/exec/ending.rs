@@ -14,7 +14,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Nobody has the communicator any more.
+    /// Nobody has the communicator any more, or its ranks go on with another one.
     pub fn set_dropped(&self) {
         self.dropped.store(true, Ordering::Release);
     }
@@ -36,7 +36,7 @@ impl Ending {
             return Some(aborted(endpoint, rank));
         }
         let dropped = self.dropped.load(Ordering::Acquire);
-        dropped.then(|| Error::Failed { rank, why: "the communicator was dropped".into() })
+        dropped.then(|| Error::Failed { rank, why: "the communicator was dropped or shrunk".into() })
     }
 }
 

@@ -2,17 +2,17 @@
 #![allow(unsafe_code)] // hands the caller's buffers to the runner
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use nd_transport::{Abilities, Endpoint, Step, Window};
+use nd_transport::{Abilities, Endpoint, Signal, Step, Window};
 
 use super::called::Called;
 use super::channel::Channel;
 use super::ending::{self, Ending};
 use super::history::History;
-use super::layout::{self, FAILURE, LANES, P2P_LANE};
+use super::layout::{self, DROPPED, FAILURE, LANES, P2P_LANE, WENT_ON};
 use super::memory::{LaneMemory, copy};
-use super::peers::{failure, reach, reports, settle, tell, told};
+use super::peers::{REACHING, Stance, TELLING, failure, reach, reports, settle, stance, tell, told};
 use super::plans::Plans;
 use super::report::Report;
 use super::roll_call;
@@ -87,6 +87,8 @@ pub struct Engine {
     failed: Option<String>,
     /// The rank that aborted, if that is how it failed.
     aborted_by: Option<usize>,
+    /// The peers that were told that others go on without them.
+    left_behind: Vec<usize>,
     ending: Arc<Ending>,
     recorder: Arc<Recorder>,
 }
@@ -135,6 +137,7 @@ impl Engine {
             waiting: Waiting::default(),
             failed: None,
             aborted_by: None,
+            left_behind: Vec::new(),
             ending: Arc::default(),
             recorder,
             endpoint,
@@ -159,6 +162,32 @@ impl Engine {
     /// What the program has asked for.
     pub(crate) fn ending(&self) -> &Arc<Ending> {
         &self.ending
+    }
+
+    /// No call works any more, for this reason; the peers are told, unless they were told of a failure before.
+    pub fn retire(&mut self, why: &Error) {
+        self.fail(why);
+    }
+
+    /// What each peer has last said of itself, after all that has arrived.
+    pub fn stances(&self) -> Vec<Stance> {
+        // What is lost is seen below.
+        let _ = self.endpoint.progress();
+        (0..self.channels.len()).map(|peer| stance(&self.endpoint, &self.channels, peer)).collect()
+    }
+
+    /// Tells these peers that others of the group go on without them, as far as they can be reached within a moment.
+    pub fn leave_behind(&mut self, peers: &[usize]) {
+        let until = Instant::now() + TELLING;
+        for &peer in peers {
+            let Some([first, ..]) = self.channels.get(peer).and_then(Option::as_ref) else { continue };
+            let (link, at) = (first.link(), first.remote() + FAILURE);
+            if link.connected() || (Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there)) {
+                let _ = link.signal(Signal { at, value: WENT_ON });
+                self.left_behind.push(peer);
+            }
+        }
+        let _ = self.endpoint.progress();
     }
 
     fn rank(&self) -> usize {
@@ -522,17 +551,34 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// After a failure: whoever is to go on with others need not wait for this rank.
+    fn tell_dropped(&mut self) {
+        for (peer, channels) in self.channels.iter().enumerate() {
+            if let Some([first, ..]) = channels
+                && first.link().connected()
+                && !self.left_behind.contains(&peer)
+            {
+                let _ = first.link().signal(Signal { at: first.remote() + FAILURE, value: DROPPED });
+            }
+        }
+    }
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.failed.is_none() {
-            tell(&self.endpoint, &self.channels, FAILURE, &Report::Left.encode(), true);
+        match self.failed {
+            None => tell(&self.endpoint, &self.channels, FAILURE, &Report::Left.encode(), true),
+            Some(_) => self.tell_dropped(),
         }
-        // Peers that map the inbox report there that they leave, whenever that is.
+        // Peers that map the inbox report there that they leave, whenever that is, unless they are no more.
         if let Some(inbox) = self.inbox.take() {
             let reports = self.channels.iter().enumerate().filter_map(|(peer, channels)| {
                 let [first, ..] = channels.as_ref()?;
                 let maps = first.link().abilities().contains(Abilities::MAP);
-                maps.then(|| inbox.offset() + layout::lane(peer, 0) + FAILURE)
+                let said = first.own().word(FAILURE).load(Ordering::Acquire) > 0;
+                let will = maps && (said || self.endpoint.ended(peer).is_none());
+                will.then(|| inbox.offset() + layout::lane(peer, 0) + FAILURE)
             });
             let reports = reports.collect();
             inbox.leave(reports);

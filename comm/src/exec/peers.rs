@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nd_transport::{Endpoint, INLINE_PART, Part, Signal, Step, Transport};
 
 use super::ending::aborted;
-use super::layout::{FAILURE, REPORT};
+use super::layout::{self, FAILURE, REPORT, WENT_ON};
 use super::memory::copy;
 use super::report::Report;
 use super::run::{Channels, Failure, Storing};
@@ -58,9 +58,42 @@ pub(super) fn settle(endpoint: &Endpoint, channels: &mut Channels, mut storing: 
     }
 }
 
+/// What is known of a peer beside what it has to say of calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stance {
+    /// Nothing: it may be there.
+    Silent,
+    /// It takes no further part, and has not gone on with others: its communicator or its process is no more.
+    Ended(String),
+    /// It goes on with others, without this rank.
+    WentOn,
+}
+
+/// See [`Stance`]; of what has arrived. Whoever goes on without this rank says so before it ends.
+pub(super) fn stance(endpoint: &Endpoint, channels: &Channels, peer: usize) -> Stance {
+    let Some([first, ..]) = channels[peer].as_ref() else { return Stance::Silent };
+    // The end is looked at first: what was said before it has come by then.
+    let ended = endpoint.ended(peer);
+    match first.own().word(FAILURE).load(Ordering::Acquire) {
+        WENT_ON => Stance::WentOn,
+        layout::DROPPED => Stance::Ended("it has dropped its communicator".into()),
+        _ if reported(channels, peer) == Some(Report::Left) => {
+            Stance::Ended("it has dropped its communicator".into())
+        }
+        _ => ended.map_or(Stance::Silent, Stance::Ended),
+    }
+}
+
 /// Ranks as people look for them.
 pub(super) fn everyone(endpoint: &Endpoint, ranks: &[usize]) -> String {
     ranks.iter().map(|&r| endpoint.who(r)).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a peer goes on with others, without this rank.
+fn went_on(channels: &Channels, peer: usize) -> bool {
+    channels[peer]
+        .as_ref()
+        .is_some_and(|[first, ..]| first.own().word(FAILURE).load(Ordering::Acquire) == WENT_ON)
 }
 
 /// What a peer has reported, if anything.
@@ -72,7 +105,9 @@ fn reported(channels: &Channels, peer: usize) -> Option<Report> {
     let mut bytes = [0u8; REPORT];
     // SAFETY: the report lies in this rank's inbox.
     unsafe { copy(first.own().at(FAILURE + 8), bytes.as_mut_ptr(), REPORT) };
-    Some(Report::decode(&bytes))
+    // Of a peer that goes or went on, the words may never have come.
+    let words = first.own().word(FAILURE).load(Ordering::Acquire) == layout::REPORTED || bytes[0] != 0;
+    Some(if words { Report::decode(&bytes) } else { Report::Left })
 }
 
 /// Whether a peer has said that it gives up: what it lends may have changed.
@@ -133,6 +168,9 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
     // Looked for first: who failed and then ended has said why before.
     let gone = awaited.iter().find_map(|&peer| endpoint.lost(peer));
     for peer in 0..channels.len() {
+        if went_on(channels, peer) {
+            return Err(Error::LeftOut { rank, by: endpoint.who(peer) });
+        }
         match reported(channels, peer) {
             None => {}
             Some(Report::Left) if !awaited.contains(&peer) => {}

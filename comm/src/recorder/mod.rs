@@ -156,6 +156,11 @@ impl Recorder {
         &self.identity.communicator
     }
 
+    /// For those of these ranks who go on after a failure, this one among them.
+    pub fn rest(&self, members: &[usize]) -> Option<Recorder> {
+        self.identity.rest(members).map(|identity| Recorder::new(identity, &self.settings))
+    }
+
     /// Calls begin, all at the same time.
     #[inline]
     pub fn enter(&self, calls: &[engine::Call], segments: &[Segment]) {

@@ -17,7 +17,7 @@ use rustix::net::{
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
-use crate::region::{PROBE_ADDRESS, PROBE_NONCE, Region};
+use crate::region::{Neighbours, PROBE_ADDRESS, PROBE_NONCE, Region};
 use crate::sys::{Mapping, keeps_length, memory_file};
 use crate::{Error, Result, Stop};
 
@@ -198,6 +198,12 @@ impl Arena {
     fn map(file: &OwnedFd, region_len: u64, ranks: usize) -> Result<Arena> {
         let mapping = Arc::new(Mapping::new(file, region_len as usize * ranks)?);
         Ok(Arena { mapping, region_len })
+    }
+
+    /// The region of the host's `index`-th rank, which is a peer of this one.
+    pub fn peer(&self, index: usize, neighbours: Neighbours) -> Arc<Region> {
+        let start = index * self.region_len as usize;
+        Region::of_peer(self.mapping.clone(), start, self.region_len, (index, neighbours))
     }
 
     /// The region of the host's `index`-th rank.

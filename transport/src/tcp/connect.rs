@@ -135,7 +135,7 @@ fn hung_up(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
-fn open(
+pub(super) fn open(
     candidate: &Candidate,
     buffer: Option<usize>,
     timeout: Duration,
@@ -207,7 +207,8 @@ fn introduce(
     (until, stop): (Instant, Option<&AtomicBool>),
 ) -> Result<Option<Arc<Connection>>> {
     let mut session = initiate(Timed { stream, until, stop }, &common.secret, CONTEXT)?;
-    let identity = Identity { from: target.from, to: target.to, encrypts: common.records_per_key.is_some() };
+    let encrypts = common.records_per_key.is_some();
+    let identity = Identity { from: target.from, to: target.to, encrypts, talks: false };
     session.send(&identity.encode())?;
     let answer = session.receive(256)?;
     if answer == CROSSED {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::accept::canonical;
 use super::address::Candidate;
+use super::calls::Callers;
 use super::connect::{Connected, Target, connect};
 use super::connection::Connection;
 use super::landing::Landings;
@@ -30,6 +31,8 @@ pub struct Common {
     /// Encrypted records after which a connection changes its key; none: nothing is encrypted.
     pub records_per_key: Option<u64>,
     pub arrivals: Arrivals,
+    /// Peers that came to talk.
+    pub callers: Callers,
     /// How many links have something waiting.
     pub waiting: AtomicUsize,
     pub closed: AtomicBool,
@@ -165,8 +168,12 @@ impl TcpLink {
     pub(super) fn end(&self, mut gone: Gone) -> Option<Error> {
         let out = self.out().take();
         let owes = self.owes() || out.as_ref().is_some_and(|out| out.owes);
-        if let (false, Some(broken)) = (gone.orderly, out.and_then(|out| out.broken)) {
+        if let (false, Some((broken, reset))) =
+            (gone.orderly, out.and_then(|out| Some((out.broken?, out.reset))))
+        {
             gone.cause = format!("{}; {broken}", gone.cause);
+            // What was read then is the end that this side made of it.
+            gone.ended &= reset;
         }
         let error = (owes || !gone.orderly).then(|| self.lost(&gone.cause));
         let first = self.gone.set(gone).is_ok();
