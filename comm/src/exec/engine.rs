@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // hands the caller's buffers to the runner
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nd_transport::{Abilities, Endpoint, Signal, Step, Window};

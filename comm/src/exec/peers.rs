@@ -15,10 +15,10 @@ use crate::error::{Error, Result};
 
 /// How long a rank tries to connect to a peer that it has not spoken to, to see whether it is there or to tell it that
 /// it gives up: one that stopped does not answer.
-const REACHING: Duration = Duration::from_millis(100);
+pub(super) const REACHING: Duration = Duration::from_millis(100);
 
 /// How long a rank that gives up waits for its report to leave.
-const TELLING: Duration = Duration::from_millis(500);
+pub(super) const TELLING: Duration = Duration::from_millis(500);
 
 /// How long a rank that lost a peer listens whether one has reported why.
 const LISTENING: Duration = Duration::from_millis(200);
