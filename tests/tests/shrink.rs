@@ -179,3 +179,47 @@ fn shrinking_twice_and_a_rank_that_comes_late() {
         job.end(&[1, 2]);
     }
 }
+
+#[test]
+fn five_go_on_without_three_that_die_at_once() {
+    for links in [Links::Shm, Links::Mixed] {
+        let mut job = start(8, links, "");
+        job.wait(&[0, 1, 2, 3, 4, 5, 6, 7], "all is well");
+        [0, 3, 7].into_iter().for_each(|rank| job.signal(rank, Signal::KILL));
+        job.wait(&[1, 2, 4, 5, 6], &together(&job, &[1, 2, 4, 5, 6]));
+        job.end(&[1, 2, 4, 5, 6]);
+    }
+}
+
+#[test]
+fn errors_and_the_recorder_speak_of_the_new_group() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_string_lossy().into_owned();
+    let settings = [("ND_START_TIMEOUT", PATIENCE), ("SHRINK_WHAT", "twice"), ("ND_RECORDER_DIR", &path[..])];
+    let mut job = Job::start("works_until_it_fails_and_goes_on", 4, Links::Shm, &settings);
+    job.wait(&[0, 1, 2, 3], "all is well");
+    job.signal(0, Signal::KILL);
+    job.wait(&[1, 2, 3], "together");
+    // Now they are ranks 0, 1 and 2.
+    job.signal(2, Signal::KILL);
+    job.wait(&[1, 3], "finally ");
+    job.end(&[1, 3]);
+    for rank in [1, 3] {
+        let said = job.ranks[rank].said();
+        let (_, again) = said.split_once("gave up again: ").expect("it says why");
+        let error = again.lines().next().expect("a line");
+        assert!(error.contains(&format!("rank {}", rank - 1)) && error.contains("rank 1"), "{error}");
+    }
+    let files: Vec<String> = std::fs::read_dir(folder.path())
+        .expect("a folder")
+        .filter_map(|f| f.ok()?.file_name().into_string().ok())
+        .collect();
+    for (communicator, rank) in [("world", 1), ("world", 3), ("world-s3", 0), ("world-s3", 2)] {
+        let end = format!(".{communicator}.rank{rank}.json");
+        let file = files.iter().find(|f| f.ends_with(&end)).unwrap_or_else(|| panic!("{end}: {files:?}"));
+        let text = std::fs::read_to_string(folder.path().join(file)).expect("a file");
+        let dump = nd_comm::recorder::Dump::parse(text.as_bytes()).expect("a file of the recorder");
+        let world_rank = if communicator == "world" { rank } else { rank + 1 };
+        assert_eq!((dump.rank, dump.world_rank), (rank, world_rank), "{file}");
+    }
+}

@@ -195,7 +195,12 @@ impl Communicator {
         for (peer, stance) in stances.into_iter().enumerate() {
             match stance {
                 Stance::Silent => {}
-                Stance::Ended(_) => member.dead(peer),
+                Stance::Ended(why) => {
+                    if !member.buried().contains(&peer) {
+                        tracing::info!("shrink goes on without {}: {why}", self.everyone(&[peer]));
+                    }
+                    member.dead(peer);
+                }
                 Stance::WentOn => {
                     return Err(Error::LeftOut { rank: self.rank(), by: self.everyone(&[peer]) });
                 }
