@@ -209,7 +209,7 @@ impl Config {
     }
 
     /// Takes what the TOML text says; stronger than what was there.
-    fn read_toml(&mut self, text: &str, path: PathBuf) -> Result<()> {
+    pub(crate) fn read_toml(&mut self, text: &str, path: PathBuf) -> Result<()> {
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
             wrong(
                 "ND_CONF_FILE",
@@ -293,6 +293,15 @@ impl Config {
     /// The value of one setting as text; empty: none, or no such setting.
     pub fn value(&self, name: &str) -> String {
         KNOWN.iter().find(|k| k.name == name).map(|k| (k.show)(self)).unwrap_or_default()
+    }
+
+    /// Of ranks that were joined in another way than by a start.
+    pub(crate) fn of(
+        transport: nd_transport::Config,
+        timeout: Duration,
+        recorder: recorder::Settings,
+    ) -> Config {
+        Config { transport, timeout, recorder, ..Config::default() }
     }
 
     /// `ND_START_TIMEOUT`: how long ranks may take to find each other.

@@ -85,6 +85,39 @@ pub enum Error {
         /// The first failure.
         why: String,
     },
+    /// A rank aborted the communicator: this one, or another that this one was told of.
+    #[error("rank {rank}: {who} aborted this communicator; make a new one")]
+    Aborted {
+        /// This rank.
+        rank: usize,
+        /// The rank that aborted it.
+        culprit: usize,
+        /// The same, with its host and process.
+        who: String,
+    },
+    /// The communicator cannot shrink or grow.
+    #[error("rank {rank}: {call}: {problem}; {remedy}")]
+    Membership {
+        /// This rank.
+        rank: usize,
+        /// `shrink` or `grow`.
+        call: &'static str,
+        /// What happened, and which ranks are missing.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The others have shrunk the communicator and go on without this rank.
+    #[error(
+        "rank {rank} was left out by shrink: {by} went on without it, because it did not take part in time; save what \
+         is worth saving, and join again with Communicator::grow, or end"
+    )]
+    LeftOut {
+        /// This rank.
+        rank: usize,
+        /// Who said so, and where that rank is.
+        by: String,
+    },
     /// The communicator was made before `fork`.
     #[error("rank {rank}: this communicator belongs to the parent process; make a new one after fork")]
     Forked {

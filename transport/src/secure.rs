@@ -207,7 +207,8 @@ impl<S: Read + Write> Session<S> {
             return Err(refused(format!("sent a message of {len} bytes, the limit is {max}")));
         }
         let len = len as usize;
-        let mut message = Vec::with_capacity(len);
+        // Whoever announces much has to send it before it costs memory.
+        let mut message = Vec::with_capacity(len.min(PLAIN_MAX));
         message.extend_from_slice(first);
         while message.len() < len {
             let n = self.open(&mut plain)?;
@@ -240,6 +241,16 @@ impl<S: Read + Write> Session<S> {
     /// The stream, for plain bytes from here on. Nothing was read beyond what was received.
     pub fn into_inner(self) -> S {
         self.stream
+    }
+
+    /// The same session on the same stream, held in another way.
+    pub fn map<T>(self, hold: impl FnOnce(S) -> T) -> Session<T> {
+        Session { stream: hold(self.stream), noise: self.noise, keys: self.keys }
+    }
+
+    /// The stream, to change how it waits.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.stream
     }
 
     /// The stream, to set its time-outs.

@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`abort`] | the end, from any thread |
 //! | `arguments` | checks arguments; nothing is sent before all is well |
 //! | `open` | rendezvous, links, settings |
 //! | `calls` | the blocking calls |
@@ -9,28 +10,33 @@
 //! | [`group`] | several calls at once |
 //! | [`pending`] | what asynchronous calls give back |
 //! | `split` | smaller groups |
+//! | `shrink` | those who are left after a failure |
+//! | `grow` | more ranks |
 //! | `summary` | what is logged of a world that has come to be |
 //! | `worker` | who performs calls, one after the other |
 
+pub mod abort;
 mod arguments;
 mod calls;
 pub mod group;
+mod grow;
 mod open;
 pub mod pending;
+mod shrink;
 mod split;
 mod start;
 mod summary;
 mod worker;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use nd_transport::{Abilities, Endpoint, Forked, Region};
+use nd_transport::{Abilities, Endpoint, Forked, OnStop, Region};
 
 use crate::buffer::Buffer;
 use crate::choose::Chooser;
+use crate::config::Config;
 use crate::cost::Calibration;
 use crate::cost::hosts::Machines;
 use crate::error::{Error, Result};
@@ -58,6 +64,13 @@ use worker::Worker;
 /// longer or shorter time. When the time for a call is up on any rank, the call fails on all with [`Error::Timeout`], which
 /// says everywhere the same: who has entered the call, who has not, and what those did last.
 ///
+/// # Leaving
+/// Dropping the last handle ends what was started and is not done, and tells peers that still wait for this rank. It never
+/// panics, and mostly takes microseconds. It takes longer only while peers over TCP do not take what was sent to them, at
+/// most as long as a start or a call may take, whichever is less ([`Config::start_timeout`](crate::config::Config::start_timeout),
+/// [`Config::timeout`](crate::config::Config)); 2 s at most if a call has failed or was aborted or ended before, and up to
+/// 10 s more where a peer that is a thread of this process is just then storing into a buffer of such a call.
+///
 /// # Forks
 /// In the child of a fork every call fails with [`Error::Forked`]; the parent goes on.
 #[derive(Clone)]
@@ -74,10 +87,15 @@ struct Shared {
     region: Arc<Region>,
     forked: Forked,
     chooser: Chooser,
+    config: Arc<Config>,
     /// The secret of this group's connections, from which those of its parts are derived.
     secret: nd_transport::secure::Secret,
     recorder: Arc<Recorder>,
     worker: Worker,
+    /// Aborts it when the handle of its settings is asked to.
+    handle: OnceLock<OnStop>,
+    /// Whether this communicator was shrunk; held meanwhile.
+    shrunk: Mutex<bool>,
 }
 
 /// Which algorithm a call takes, and which links.
@@ -103,16 +121,14 @@ impl Communicator {
         inboxes: &[u64],
         secret: nd_transport::secure::Secret,
         chooser: Chooser,
-        timeout: Duration,
+        config: Arc<Config>,
         recorder: Recorder,
     ) -> Communicator {
         let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
         tracing::debug!("rank {rank} of {world_size} of communicator {}", recorder.communicator());
-        let region = endpoint.region().clone();
-        let aborted = Arc::new(AtomicBool::new(false));
+        let (region, timeout) = (endpoint.region().clone(), config.timeout);
         let recorder = Arc::new(recorder);
-        let engine =
-            Engine::new(endpoint, inbox, inboxes, chooser.clone(), aborted.clone(), recorder.clone());
+        let engine = Engine::new(endpoint, inbox, inboxes, chooser.clone(), recorder.clone());
         let shared = Shared {
             rank,
             world_size,
@@ -120,9 +136,12 @@ impl Communicator {
             region,
             forked: Forked::here(),
             chooser,
+            config,
             secret,
             recorder,
-            worker: Worker::new(rank, engine, aborted),
+            worker: Worker::new(rank, engine),
+            handle: OnceLock::new(),
+            shrunk: Mutex::new(false),
         };
         Communicator { shared: Arc::new(shared), timeout }
     }

@@ -4,12 +4,13 @@
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::abort::Aborting;
 use crate::error::{Error, Result};
 use crate::exec::engine::{Call, Engine};
 
@@ -17,7 +18,7 @@ use crate::exec::engine::{Call, Engine};
 pub(crate) struct Worker {
     rank: usize,
     engine: ManuallyDrop<Arc<Mutex<Engine>>>,
-    aborted: Arc<AtomicBool>,
+    aborting: Arc<Aborting>,
     queue: Mutex<Queue>,
     /// Jobs that were started and are not finished.
     waiting: Arc<AtomicUsize>,
@@ -76,19 +77,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Worker {
-    pub fn new(rank: usize, engine: Engine, aborted: Arc<AtomicBool>) -> Worker {
+    pub fn new(rank: usize, engine: Engine) -> Worker {
+        let engine = Arc::new(Mutex::new(engine));
         Worker {
             rank,
-            engine: ManuallyDrop::new(Arc::new(Mutex::new(engine))),
-            aborted,
+            aborting: Arc::new(Aborting::new(rank, &engine)),
+            engine: ManuallyDrop::new(engine),
             queue: Mutex::default(),
             waiting: Arc::default(),
         }
     }
 
+    /// What ends it from other threads.
+    pub fn aborting(&self) -> &Arc<Aborting> {
+        &self.aborting
+    }
+
     /// Looks at the engine, between calls.
     pub fn with_engine<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
         f(&mut lock(&self.engine))
+    }
+
+    /// Ends calls that are going on, and those that were started.
+    pub fn interrupt(&self) {
+        self.aborting.drop_calls();
     }
 
     /// Performs calls now, after those that were started.
@@ -142,6 +154,7 @@ impl Worker {
     pub fn forget(&mut self) {
         let queue = std::mem::take(&mut *lock(&self.queue));
         std::mem::forget(queue);
+        self.aborting.forget();
         std::mem::forget(Arc::clone(&self.engine));
     }
 }
@@ -161,9 +174,10 @@ impl Drop for Worker {
         drop(jobs);
         if let Some(thread) = thread {
             // Whatever is still going on ends at its next look at the world.
-            self.aborted.store(true, Ordering::Relaxed);
+            self.aborting.drop_calls();
             let _ = thread.join();
         }
+        self.aborting.close();
         // SAFETY: dropped once, here.
         unsafe { ManuallyDrop::drop(&mut self.engine) };
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nd_transport::{Abilities, Link, Part, Result, Signal, Ticket};
+use nd_transport::{Abilities, Error, Link, Part, Result, Signal, Ticket};
 
 use super::layout::{
     BODY, CREDIT, DESCRIPTORS, GRANT_AT, GRANT_LEN, HEAD, INLINE, LINE, SEQUENCE, SHORT, SHORT_MAPPED,
@@ -183,7 +183,7 @@ impl Channel {
         Body::Here { ptr, len }
     }
 
-    /// Whether a descriptor with this body can be posted.
+    /// Whether a descriptor with this body can be posted, or the peer says such nonsense that [`Channel::post`] refuses to.
     #[inline]
     pub fn has_room(&mut self, body: &Body) -> bool {
         self.fits(body) || {
@@ -201,7 +201,7 @@ impl Channel {
     #[inline]
     fn fits(&self, body: &Body) -> bool {
         let last = self.in_slots[(self.filled % SLOTS) as usize];
-        self.posted - self.credit < DESCRIPTORS && (!self.in_slot(body) || last <= self.credit)
+        self.posted.saturating_sub(self.credit) < DESCRIPTORS && (!self.in_slot(body) || last <= self.credit)
     }
 
     #[inline]
@@ -238,6 +238,9 @@ impl Channel {
     #[inline]
     pub unsafe fn post(&mut self, stamp: &Stamp, body: Body) -> Result<Ticket> {
         debug_assert!(self.fits(&body));
+        if self.credit > self.posted {
+            return Err(self.overdrawn());
+        }
         let at = descriptor(self.posted);
         self.posted += 1;
         let (filled, in_slot) = (slot(self.filled), self.in_slot(&body));
@@ -301,6 +304,12 @@ impl Channel {
             }
             (None, _) => unreachable!("only links that map or read are sent addresses"),
         }
+    }
+
+    #[cold]
+    fn overdrawn(&self) -> Error {
+        let what = format!("it says that it has taken {} messages of {}", self.credit, self.posted);
+        Error::Protocol { rank: self.link.peer(), what }
     }
 
     /// The next descriptor of the peer, if it has come; `Err` with the peer's stamp if it is not of this call.
@@ -560,6 +569,28 @@ pub(super) mod tests {
         for at in [u64::MAX - 8, 1 << 60] {
             inbox.grant(grant(1)).offer(1, at, LEN);
             assert_eq!(theirs.claim(LEN, None), None);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_has_taken_more_than_there_was_is_an_error() {
+        let data = [7u8; 8];
+        let body = Body::Here { ptr: data.as_ptr(), len: 8 };
+        for credit in [DESCRIPTORS + 1, u64::MAX] {
+            let mut pair = pair();
+            let theirs = pair.channels[1].mapped.unwrap();
+            let ours = &mut pair.channels[0];
+            // SAFETY: copied at once.
+            let post = |ours: &mut Channel| unsafe { ours.post(&Stamp::default(), body) };
+            for _ in 0..DESCRIPTORS {
+                assert!(ours.has_room(&body));
+                post(ours).unwrap();
+            }
+            assert!(!ours.has_room(&body));
+            theirs.set(CREDIT, credit);
+            assert!(ours.has_room(&body));
+            let e = post(ours).unwrap_err().to_string();
+            assert!(e.contains("rank 1") && e.contains(&format!("taken {credit} messages of 32")), "{e}");
         }
     }
 }

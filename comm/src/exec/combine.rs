@@ -96,7 +96,7 @@ impl FoldTask<'_> {
             if let (Operand::From { peer, .. }, Some(found)) = (term, &*body) {
                 let remote = found.remote();
                 // It may have changed while it was read: then what was made of it is nobody's result.
-                if remote && has_given_up(channels, *peer) {
+                if last && remote && has_given_up(channels, *peer) {
                     return Err(Failure::GivenUp { peer: *peer });
                 }
                 let channel = channel(channels, peer * LANES + lane);
@@ -228,7 +228,8 @@ impl FoldTask<'_> {
                                 rank: *peer,
                                 what: format!("{len} bytes at {offset} of a region that cannot be mapped"),
                             };
-                            link.map(offset + at, len).ok_or_else(lost)?.as_ptr().cast_const()
+                            let from = offset.checked_add(at).and_then(|from| link.map(from, len));
+                            from.ok_or_else(lost)?.as_ptr().cast_const()
                         }
                         Body::Address { address, .. } => {
                             let to = if self.plain_copy() {
@@ -244,7 +245,7 @@ impl FoldTask<'_> {
                             };
                             // SAFETY: the destination or the staging has room; the sender keeps its memory unchanged
                             // until the message is taken.
-                            unsafe { link.read(address + at, to, len as usize)? };
+                            unsafe { link.read(address.wrapping_add(at), to, len as usize)? };
                             to.cast_const()
                         }
                     };

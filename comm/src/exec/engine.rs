@@ -2,17 +2,18 @@
 #![allow(unsafe_code)] // hands the caller's buffers to the runner
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use nd_transport::{Abilities, Endpoint, Step, Window};
+use nd_transport::{Abilities, Endpoint, Signal, Step, Window};
 
 use super::called::Called;
 use super::channel::Channel;
+use super::ending::{self, Ending};
 use super::history::History;
-use super::layout::{self, FAILURE, LANES, P2P_LANE};
+use super::layout::{self, DROPPED, FAILURE, LANES, P2P_LANE, WENT_ON};
 use super::memory::{LaneMemory, copy};
-use super::peers::{failure, reports, settle, tell, told};
+use super::peers::{REACHING, Stance, TELLING, failure, reach, reports, settle, stance, tell, told};
 use super::plans::Plans;
 use super::report::Report;
 use super::roll_call;
@@ -85,7 +86,11 @@ pub struct Engine {
     history: History,
     waiting: Waiting,
     failed: Option<String>,
-    aborted: Arc<AtomicBool>,
+    /// The rank that aborted, if that is how it failed.
+    aborted_by: Option<usize>,
+    /// The peers that were told that others go on without them.
+    left_behind: Vec<usize>,
+    ending: Arc<Ending>,
     recorder: Arc<Recorder>,
 }
 
@@ -96,7 +101,6 @@ impl Engine {
         inbox: Window,
         inboxes: &[u64],
         chooser: Chooser,
-        aborted: Arc<AtomicBool>,
         recorder: Arc<Recorder>,
     ) -> Engine {
         let me = endpoint.rank();
@@ -133,7 +137,9 @@ impl Engine {
             sequence: 0,
             waiting: Waiting::default(),
             failed: None,
-            aborted,
+            aborted_by: None,
+            left_behind: Vec::new(),
+            ending: Arc::default(),
             recorder,
             endpoint,
         }
@@ -154,8 +160,67 @@ impl Engine {
         &mut self.plans
     }
 
+    /// What the program has asked for.
+    pub(crate) fn ending(&self) -> &Arc<Ending> {
+        &self.ending
+    }
+
+    /// No call works any more, for this reason; the peers are told, unless they were told of a failure before.
+    pub fn retire(&mut self, why: &Error) {
+        self.fail(why);
+    }
+
+    /// What each peer has last said of itself, after all that has arrived.
+    pub fn stances(&self) -> Vec<Stance> {
+        // What is lost is seen below.
+        let _ = self.endpoint.progress();
+        (0..self.channels.len()).map(|peer| stance(&self.endpoint, &self.channels, peer)).collect()
+    }
+
+    /// Tells these peers that others of the group go on without them, as far as they can be reached within a moment.
+    pub fn leave_behind(&mut self, peers: &[usize]) {
+        let until = Instant::now() + TELLING;
+        for &peer in peers {
+            let Some([first, ..]) = self.channels.get(peer).and_then(Option::as_ref) else { continue };
+            let (link, at) = (first.link(), first.remote() + FAILURE);
+            if link.connected() || (Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there)) {
+                let _ = link.signal(Signal { at, value: WENT_ON });
+                self.left_behind.push(peer);
+            }
+        }
+        let _ = self.endpoint.progress();
+    }
+
     fn rank(&self) -> usize {
         self.endpoint.rank()
+    }
+
+    /// Tells the peers that this rank's program has aborted, unless they know of a failure before.
+    pub(crate) fn abort(&mut self) {
+        let error = ending::aborted(&self.endpoint, self.rank());
+        if self.failed.is_none() {
+            self.fail(&error);
+            self.recorder.failed(&error);
+        }
+    }
+
+    /// Why nothing can be called any more, if so.
+    #[inline]
+    fn refusal(&mut self) -> Option<Error> {
+        if self.failed.is_none() && !self.ending.aborted() { None } else { self.refused() }
+    }
+
+    #[cold]
+    fn refused(&mut self) -> Option<Error> {
+        let aborted = self.ending.aborted();
+        if aborted {
+            self.abort();
+        }
+        let by = if aborted { Some(self.rank()) } else { self.aborted_by };
+        if let Some(by) = by {
+            return Some(ending::aborted(&self.endpoint, by));
+        }
+        self.failed.as_ref().map(|why| Error::Failed { rank: self.rank(), why: why.clone() })
     }
 
     /// Performs calls, all at the same time, within `timeout`. Collectives run in their order in one of a few lanes.
@@ -164,9 +229,8 @@ impl Engine {
     /// The buffers of the calls are valid for their counts, nobody else uses them meanwhile, and they overlap only
     /// as their `alias` says.
     pub unsafe fn perform(&mut self, calls: &[Call], timeout: Duration) -> Result<()> {
-        let rank = self.rank();
-        if let Some(why) = &self.failed {
-            return Err(Error::Failed { rank, why: why.clone() });
+        if let Some(error) = self.refusal() {
+            return Err(error);
         }
         let mut segments = std::mem::take(&mut self.segments);
         // SAFETY: the caller's promise.
@@ -355,7 +419,7 @@ impl Engine {
         let Engine { endpoint, channels, runner, waiting, .. } = self;
         let runner = std::cell::RefCell::new(runner);
         let channels = std::cell::RefCell::new(channels);
-        let (aborted, recorder) = (&self.aborted, &self.recorder);
+        let (ending, recorder) = (&self.ending, &self.recorder);
         let look = || {
             // SAFETY: the segments are those that were prepared; their memory by the caller's promise.
             let step = unsafe { runner.borrow_mut().step(segments, &mut channels.borrow_mut()) };
@@ -365,13 +429,13 @@ impl Engine {
             step
         };
         let tick = || {
-            if aborted.load(Ordering::Relaxed) {
-                let why = "the communicator was dropped".into();
-                return Err(Error::Failed { rank: endpoint.rank(), why }.into());
+            if let Some(error) = ending.error(endpoint) {
+                return Err(error.into());
             }
             let awaited = runner.borrow().awaited(segments, &channels.borrow());
             recorder.waits(&awaited, runner.borrow().heard(segments));
             reports(endpoint, &channels.borrow(), &awaited)?;
+            reach(endpoint, &awaited)?;
             if roll_call::is_called(&channels.borrow()) {
                 return Err(Failure::TimeUp);
             }
@@ -429,6 +493,10 @@ impl Engine {
             waited => waited,
         };
         let done = waited.map_err(|e| match e {
+            // What was being waited for was ended, which may look like a failure of a peer.
+            Failure::Transport(_) if ending.error(endpoint).is_some() => {
+                ending.error(endpoint).unwrap_or_else(|| unreachable!("it is asked for once and for all"))
+            }
             // A peer that failed and left is lost too; its own words say more.
             e @ (Failure::Transport(_) | Failure::GivenUp { .. }) => {
                 told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, e))
@@ -453,7 +521,7 @@ impl Engine {
         // Wrong arguments are found before anything is sent.
         if matches!(error, Error::InvalidArgument { .. } | Error::Config { .. } | Error::Failed { .. })
             && self.failed.is_none()
-            && !self.aborted.load(Ordering::Relaxed)
+            && self.ending.error(&self.endpoint).is_none()
         {
             return;
         }
@@ -471,24 +539,47 @@ impl Engine {
                 Report::Failed { culprit: *rank, why: error.to_string() }
             }
             Error::Timeout { standstill, .. } => Report::Standstill(standstill.clone()),
+            Error::Aborted { culprit, .. } => {
+                self.aborted_by = Some(*culprit);
+                Report::Aborted { culprit: *culprit }
+            }
             Error::PeerFailed { culprit, why, .. } => Report::Failed { culprit: *culprit, why: why.clone() },
             _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
         };
         tell(&self.endpoint, &self.channels, FAILURE, &report.encode(), false);
+        // The caller gets its buffers back.
+        self.endpoint.let_go();
+    }
+}
+
+impl Engine {
+    /// After a failure: whoever is to go on with others need not wait for this rank.
+    fn tell_dropped(&mut self) {
+        for (peer, channels) in self.channels.iter().enumerate() {
+            if let Some([first, ..]) = channels
+                && first.link().connected()
+                && !self.left_behind.contains(&peer)
+            {
+                let _ = first.link().signal(Signal { at: first.remote() + FAILURE, value: DROPPED });
+            }
+        }
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.failed.is_none() {
-            tell(&self.endpoint, &self.channels, FAILURE, &Report::Left.encode(), true);
+        match self.failed {
+            None => tell(&self.endpoint, &self.channels, FAILURE, &Report::Left.encode(), true),
+            Some(_) => self.tell_dropped(),
         }
-        // Peers that map the inbox report there that they leave, whenever that is.
+        // Peers that map the inbox report there that they leave, whenever that is, unless they are no more.
         if let Some(inbox) = self.inbox.take() {
             let reports = self.channels.iter().enumerate().filter_map(|(peer, channels)| {
                 let [first, ..] = channels.as_ref()?;
                 let maps = first.link().abilities().contains(Abilities::MAP);
-                maps.then(|| inbox.offset() + layout::lane(peer, 0) + FAILURE)
+                let said = first.own().word(FAILURE).load(Ordering::Acquire) > 0;
+                let will = maps && (said || self.endpoint.ended(peer).is_none());
+                will.then(|| inbox.offset() + layout::lane(peer, 0) + FAILURE)
             });
             let reports = reports.collect();
             inbox.leave(reports);

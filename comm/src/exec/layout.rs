@@ -27,6 +27,12 @@ pub const P2P_LANE: usize = MAX_LANES;
 pub const CREDIT: u64 = 0;
 /// Offset of the counter, and after it the report, by which the peer tells that it failed; in the first lane.
 pub const FAILURE: u64 = LINE;
+/// What the counter says: there is a report.
+pub const REPORTED: u64 = 1;
+/// The peer had failed, and has dropped its communicator since.
+pub const DROPPED: u64 = 2;
+/// The peer goes on with others, without this rank.
+pub const WENT_ON: u64 = 3;
 /// Bytes of a report, after its counter.
 pub const REPORT: usize = 20 * LINE as usize - 8;
 /// Offset of the counter, and after it the whereabouts, by which the peer tells that its time is up; in the first lane.

@@ -17,6 +17,7 @@
 //! | `combine` | one fold, as far as its messages have come |
 //! | `report` | what a rank tells its peers when it gives up |
 //! | `peers` | what they tell it, and whom it names |
+//! | `ending` | that the program wants no more of it |
 //! | `history` | the last calls that a rank has finished |
 //! | `waiting` | what ranks that wait tell each other |
 //! | [`standstill`] | where all ranks are when the time for a call is up |
@@ -43,10 +44,13 @@
 pub mod called;
 pub(crate) mod channel;
 pub(crate) mod combine;
+pub(crate) mod ending;
 pub mod engine;
 pub(crate) mod grant_words;
 pub mod grants;
 pub(crate) mod history;
+#[cfg(test)]
+mod hostile;
 pub mod layout;
 pub(crate) mod memory;
 pub(crate) mod peers;

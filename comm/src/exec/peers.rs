@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use nd_transport::{Endpoint, INLINE_PART, Part, Signal, Step, Transport};
 
-use super::layout::{FAILURE, REPORT};
+use super::ending::aborted;
+use super::layout::{self, FAILURE, REPORT, WENT_ON};
 use super::memory::copy;
 use super::report::Report;
 use super::run::{Channels, Failure, Storing};
@@ -14,10 +15,10 @@ use crate::error::{Error, Result};
 
 /// How long a rank tries to connect to a peer that it has not spoken to, to see whether it is there or to tell it that
 /// it gives up: one that stopped does not answer.
-const REACHING: Duration = Duration::from_millis(100);
+pub(super) const REACHING: Duration = Duration::from_millis(100);
 
 /// How long a rank that gives up waits for its report to leave.
-const TELLING: Duration = Duration::from_millis(500);
+pub(super) const TELLING: Duration = Duration::from_millis(500);
 
 /// How long a rank that lost a peer listens whether one has reported why.
 const LISTENING: Duration = Duration::from_millis(200);
@@ -57,9 +58,42 @@ pub(super) fn settle(endpoint: &Endpoint, channels: &mut Channels, mut storing: 
     }
 }
 
+/// What is known of a peer beside what it has to say of calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stance {
+    /// Nothing: it may be there.
+    Silent,
+    /// It takes no further part, and has not gone on with others: its communicator or its process is no more.
+    Ended(String),
+    /// It goes on with others, without this rank.
+    WentOn,
+}
+
+/// See [`Stance`]; of what has arrived. Whoever goes on without this rank says so before it ends.
+pub(super) fn stance(endpoint: &Endpoint, channels: &Channels, peer: usize) -> Stance {
+    let Some([first, ..]) = channels[peer].as_ref() else { return Stance::Silent };
+    // The end is looked at first: what was said before it has come by then.
+    let ended = endpoint.ended(peer);
+    match first.own().word(FAILURE).load(Ordering::Acquire) {
+        WENT_ON => Stance::WentOn,
+        layout::DROPPED => Stance::Ended("it has dropped its communicator".into()),
+        _ if reported(channels, peer) == Some(Report::Left) => {
+            Stance::Ended("it has dropped its communicator".into())
+        }
+        _ => ended.map_or(Stance::Silent, Stance::Ended),
+    }
+}
+
 /// Ranks as people look for them.
 pub(super) fn everyone(endpoint: &Endpoint, ranks: &[usize]) -> String {
     ranks.iter().map(|&r| endpoint.who(r)).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a peer goes on with others, without this rank.
+fn went_on(channels: &Channels, peer: usize) -> bool {
+    channels[peer]
+        .as_ref()
+        .is_some_and(|[first, ..]| first.own().word(FAILURE).load(Ordering::Acquire) == WENT_ON)
 }
 
 /// What a peer has reported, if anything.
@@ -71,7 +105,9 @@ fn reported(channels: &Channels, peer: usize) -> Option<Report> {
     let mut bytes = [0u8; REPORT];
     // SAFETY: the report lies in this rank's inbox.
     unsafe { copy(first.own().at(FAILURE + 8), bytes.as_mut_ptr(), REPORT) };
-    Some(Report::decode(&bytes))
+    // Of a peer that goes or went on, the words may never have come.
+    let words = first.own().word(FAILURE).load(Ordering::Acquire) == layout::REPORTED || bytes[0] != 0;
+    Some(if words { Report::decode(&bytes) } else { Report::Left })
 }
 
 /// Whether a peer has said that it gives up: what it lends may have changed.
@@ -84,7 +120,7 @@ pub(super) fn has_given_up(channels: &Channels, peer: usize) -> bool {
 }
 
 /// Writes to `at` of every peer's first lane and raises the counter before it, as far as the peers can be reached within
-/// [`TELLING`]; the others find out by themselves.
+/// [`TELLING`], and of the others when they try to reach this rank.
 pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u8], leaving: bool) {
     let mut told = Vec::new();
     let until = Instant::now() + TELLING;
@@ -96,11 +132,13 @@ pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u
         // tries to reach it, see `reports`.
         let reached = link.connected()
             || (!leaving && Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there));
+        let signal = Signal { at, value: 1 };
         if !reached {
+            link.leave_word(bytes, at + 8, signal);
             continue;
         }
         // SAFETY: the parts are short and copied by the link.
-        let put = unsafe { link.put(&parts, at + 8, Some(Signal { at, value: 1 })) };
+        let put = unsafe { link.put(&parts, at + 8, Some(signal)) };
         told.extend(put.ok().map(|ticket| (link, ticket)));
     }
     let look = || {
@@ -127,7 +165,12 @@ pub(super) fn told(endpoint: &Endpoint, channels: &Channels) -> Option<Error> {
 /// Errors if a peer has reported a failure, or one that is awaited is gone.
 pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize]) -> Result<()> {
     let rank = endpoint.rank();
+    // Looked for first: who failed and then ended has said why before.
+    let gone = awaited.iter().find_map(|&peer| endpoint.lost(peer));
     for peer in 0..channels.len() {
+        if went_on(channels, peer) {
+            return Err(Error::LeftOut { rank, by: endpoint.who(peer) });
+        }
         match reported(channels, peer) {
             None => {}
             Some(Report::Left) if !awaited.contains(&peer) => {}
@@ -142,6 +185,7 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
                 }
                 return Err(Error::PeerFailed { rank, culprit, why });
             }
+            Some(Report::Aborted { culprit }) => return Err(aborted(endpoint, culprit)),
             Some(Report::Mismatch { rank, ours, peer, theirs }) => {
                 return Err(Error::Mismatch { rank, ours, peer, theirs });
             }
@@ -156,16 +200,13 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
             }
         }
     }
-    for &peer in awaited {
-        if let Some(source) = endpoint.lost(peer) {
-            return Err(Error::Transport { rank, source });
-        }
-        // One that never was connected to cannot be seen to leave.
-        if let Some(link) = endpoint.link(peer) {
-            link.reach(REACHING).map_err(|source| Error::Transport { rank, source })?;
-        }
-    }
-    Ok(())
+    gone.map_or(Ok(()), |source| Err(Error::Transport { rank, source }))
+}
+
+/// Errors if one that is awaited cannot be connected to: who never was connected to cannot be seen to leave.
+pub(super) fn reach(endpoint: &Endpoint, awaited: &[usize]) -> Result<(), nd_transport::Error> {
+    let mut links = awaited.iter().filter_map(|&peer| endpoint.link(peer));
+    links.try_for_each(|link| link.reach(REACHING).map(|_| ()))
 }
 
 /// An error of this rank.

@@ -27,6 +27,11 @@ pub enum Report {
         /// What, cut to fit.
         why: String,
     },
+    /// A rank's program aborted the communicator.
+    Aborted {
+        /// Which rank's.
+        culprit: usize,
+    },
     /// Nothing failed: its communicator is no more.
     Left,
 }
@@ -35,6 +40,7 @@ const MISMATCH: u8 = 1;
 const FAILED: u8 = 2;
 const LEFT: u8 = 3;
 const STANDSTILL: u8 = 4;
+const ABORTED: u8 = 5;
 const HEAD: usize = 8;
 
 impl Report {
@@ -70,6 +76,10 @@ impl Report {
                 bytes[2..4].copy_from_slice(&(end as u16).to_le_bytes());
                 bytes[HEAD..HEAD + end].copy_from_slice(&why.as_bytes()[..end]);
             }
+            Report::Aborted { culprit } => {
+                bytes[0] = ABORTED;
+                bytes[4..HEAD].copy_from_slice(&(*culprit as u32).to_le_bytes());
+            }
             Report::Left => bytes[0] = LEFT,
         }
         bytes
@@ -80,6 +90,7 @@ impl Report {
         let word = |i: usize| {
             u64::from_le_bytes(std::array::from_fn(|b| bytes.get(HEAD + 8 * i + b).copied().unwrap_or(0)))
         };
+        let culprit = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])) as usize;
         match bytes[0] {
             MISMATCH => Report::Mismatch {
                 ours: Stamp::from_wire(word(0), word(1), word(2) as u32),
@@ -88,6 +99,7 @@ impl Report {
                 rank: word(7) as usize,
             },
             LEFT => Report::Left,
+            ABORTED => Report::Aborted { culprit },
             STANDSTILL => {
                 let (_, standstill) = bytes.split_at(HEAD);
                 let standstill = standstill.try_into().map(Standstill::decode);
@@ -95,7 +107,6 @@ impl Report {
             }
             _ => {
                 let end = (HEAD + usize::from(u16::from_le_bytes([bytes[2], bytes[3]]))).min(REPORT);
-                let culprit = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])) as usize;
                 Report::Failed { culprit, why: String::from_utf8_lossy(&bytes[HEAD..end]).into_owned() }
             }
         }
@@ -113,7 +124,9 @@ mod tests {
         fn what_is_told_is_read(a: [u64; 3], b: [u64; 3], peer in 0usize..1000, why in ".{0,1500}") {
             let mask = |s: [u64; 3]| Stamp::from_wire(s[0] & 0xff_ffff_ffff_ffff, s[1], s[2] as u32);
             let report = Report::Mismatch { rank: 5, ours: mask(a), peer, theirs: mask(b) };
-            prop_assert_eq!(Report::decode(&report.encode()), report);
+            for report in [report, Report::Aborted { culprit: peer }, Report::Left] {
+                prop_assert_eq!(Report::decode(&report.encode()), report);
+            }
             match Report::decode(&Report::Failed { culprit: peer, why: why.clone() }.encode()) {
                 Report::Failed { culprit, why: read } => prop_assert!(
                     culprit == peer && why.starts_with(&read) && read.len() + 4 > why.len().min(REPORT - HEAD)),

@@ -183,7 +183,8 @@ impl Failure {
             Error::Transport { source: nd_transport::Error::PeerLost { rank, .. }, .. } => {
                 (Kind::Lost, Some(*rank))
             }
-            Error::Failed { .. } => (Kind::Aborted, None),
+            Error::Aborted { rank, culprit, .. } if rank != culprit => (Kind::Told, Some(*culprit)),
+            Error::Aborted { .. } | Error::Failed { .. } => (Kind::Aborted, None),
             _ => (Kind::Other, None),
         };
         let side = |rank: usize, stamp: &Stamp| Side { rank, call: Call::of_stamp(stamp) };

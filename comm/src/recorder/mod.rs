@@ -156,6 +156,11 @@ impl Recorder {
         &self.identity.communicator
     }
 
+    /// For those of these ranks who go on after a failure, this one among them.
+    pub fn rest(&self, members: &[usize]) -> Option<Recorder> {
+        self.identity.rest(members).map(|identity| Recorder::new(identity, &self.settings))
+    }
+
     /// Calls begin, all at the same time.
     #[inline]
     pub fn enter(&self, calls: &[engine::Call], segments: &[Segment]) {
@@ -240,8 +245,15 @@ impl Recorder {
         let rank = self.identity.rank;
         let made = if private { Ok(()) } else { std::fs::create_dir_all(&folder) };
         match made.and_then(|()| self.save(&path, !private)) {
-            // Whoever found out by itself has said so.
-            Ok(()) if matches!(error, Error::PeerFailed { .. } | Error::Timeout { told_by: Some(_), .. }) => {
+            // Whoever found out by itself has said so; and whoever aborts knows.
+            Ok(())
+                if matches!(
+                    error,
+                    Error::PeerFailed { .. }
+                        | Error::Aborted { .. }
+                        | Error::Timeout { told_by: Some(_), .. }
+                ) =>
+            {
                 tracing::debug!("rank {rank}: its last calls are in {}", path.display());
             }
             Ok(()) => tracing::warn!(

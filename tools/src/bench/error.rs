@@ -47,8 +47,12 @@ impl Error {
 
     /// Whether it only follows from another rank's.
     pub fn is_echo(&self) -> bool {
-        use nd_comm::Error::{Failed, PeerFailed, Timeout};
-        matches!(self, Error::Comm(PeerFailed { .. } | Failed { .. } | Timeout { told_by: Some(_), .. }))
+        use nd_comm::Error::{Aborted, Failed, PeerFailed, Timeout};
+        match self {
+            Error::Comm(PeerFailed { .. } | Failed { .. } | Timeout { told_by: Some(_), .. }) => true,
+            Error::Comm(Aborted { rank, culprit, .. }) => rank != culprit,
+            _ => false,
+        }
     }
 
     /// Whether there is nobody to tell, as when the reader of the table went away (`| head`), or nothing new to tell.
