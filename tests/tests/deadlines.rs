@@ -112,7 +112,8 @@ fn all_are_told_the_same_in_worlds_of_two_and_eight() {
 
 #[test]
 fn sends_and_receives_name_the_one_that_does_not_come() {
-    let cases: [(fn(&Communicator) -> Result<()>, &str); 2] = [
+    type Call = fn(&Communicator) -> Result<()>;
+    let cases: [(Call, &str); 2] = [
         (|c| c.send(&vec![1u8; 1 << 20], SLEEPER), "send(1048576 × uint8 to rank 1)"),
         (|c| c.recv(&mut [0u8; 5], SLEEPER), "recv(5 × uint8 from rank 1)"),
     ];
