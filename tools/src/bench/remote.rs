@@ -12,7 +12,7 @@ use nd_comm::config::Config;
 use nd_transport::secure::Secret;
 
 use super::error::Error;
-use super::hosts_file;
+use super::hosts_file::{self, Host};
 
 /// Where rank 0 listens is drawn from these ports, which systems leave to programs.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
