@@ -10,6 +10,7 @@
 
 mod environment;
 mod known;
+mod logging;
 mod values;
 
 use std::collections::BTreeMap;
@@ -20,9 +21,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nd_transport::secure::Secret;
-use tracing::level_filters::LevelFilter;
 
 pub use environment::Environment;
+pub use logging::Logging;
 pub use values::{Bad, algorithms, duration, nearest, ports, secret, size};
 
 use crate::cost::Calibration;
@@ -93,7 +94,7 @@ pub struct Config {
     /// `ND_RECORDER_CALLS`, `ND_RECORDER_DIR`, `ND_TRACE`.
     pub recorder: recorder::Settings,
     /// `ND_DEBUG`.
-    pub debug: LevelFilter,
+    pub debug: Logging,
     /// What to tell the user, once: names that mean nothing here, misspelt ones.
     pub warnings: Vec<String>,
     sources: BTreeMap<&'static str, Source>,
@@ -153,7 +154,7 @@ impl Default for Config {
             job: String::new(),
             rendezvous: None,
             recorder: recorder::Settings::default(),
-            debug: LevelFilter::WARN,
+            debug: Logging::default(),
             warnings: Vec::new(),
             sources: BTreeMap::new(),
         }
@@ -292,6 +293,15 @@ impl Config {
     /// The value of one setting as text; empty: none, or no such setting.
     pub fn value(&self, name: &str) -> String {
         KNOWN.iter().find(|k| k.name == name).map(|k| (k.show)(self)).unwrap_or_default()
+    }
+
+    /// Of ranks that were joined in another way than by a start.
+    pub(crate) fn of(
+        transport: nd_transport::Config,
+        timeout: Duration,
+        recorder: recorder::Settings,
+    ) -> Config {
+        Config { transport, timeout, recorder, ..Config::default() }
     }
 
     /// `ND_START_TIMEOUT`: how long ranks may take to find each other.
@@ -460,7 +470,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(config.transport.transport, nd_transport::Choice::Tcp);
-        assert_eq!(config.debug, LevelFilter::INFO);
+        assert_eq!(config.debug, Logging::default());
         assert_eq!(config.transport.family, nd_transport::Family::V6);
         assert_eq!(config.algorithms, vec![Rule { names: vec!["ring".to_owned()], ..Rule::default() }]);
         assert_eq!(config.rendezvous.unwrap().to_string(), "10.0.0.1:4000");

@@ -15,10 +15,15 @@
 //! | [`cost`] | what a schedule takes on given machines, before it is performed — *pure* |
 //! | [`choose`] | which algorithm performs a call — *pure* |
 //! | [`exec`] | runs schedules on host memory |
+//! | [`membership`] | who goes on after some have failed — *pure* |
 //! | [`communicator`] | the calls |
 //! | [`recorder`] | the last calls of each communicator, traces, and who is to blame |
 //! | [`buffer`] | memory that peers reach without a copy |
 
+/// The atomic types of the lock-free parts, which the model checker in `nd-tests` compiles with its own.
+mod atomics {
+    pub use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+}
 pub mod buffer;
 pub mod choose;
 pub mod communicator;
@@ -31,6 +36,7 @@ pub mod fold;
 pub mod fuzzing;
 pub mod kernel;
 pub mod launch;
+pub mod membership;
 pub mod number;
 pub mod recorder;
 pub mod rendezvous;
@@ -42,6 +48,7 @@ pub use error::{Error, Result};
 pub mod prelude {
     pub use crate::buffer::{Buffer, Owned};
     pub use crate::communicator::Communicator;
+    pub use crate::communicator::abort::AbortHandle;
     pub use crate::communicator::pending::{Pending, Returned};
     pub use crate::config::Config;
     pub use crate::error::{Error, Result};

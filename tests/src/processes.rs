@@ -37,10 +37,21 @@ impl Process {
         folder: &std::path::Path,
     ) -> Process {
         let program = std::env::current_exe().expect("this program");
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\"")]).arg(program);
+        Process::run(command, role, name, variables, folder)
+    }
+
+    /// Runs a command that starts this program, to play that role.
+    pub fn run(
+        mut command: Command,
+        role: &str,
+        name: &str,
+        variables: &[(&str, &str)],
+        folder: &std::path::Path,
+    ) -> Process {
         let (out, err) = (folder.join(format!("{name}.out")), folder.join(format!("{name}.err")));
-        let child = Command::new("sh")
-            .args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\"")])
-            .arg(program)
+        let child = command
             .args(["--exact", role, "--ignored", "--nocapture", "--test-threads=1"])
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())
@@ -59,6 +70,11 @@ impl Process {
     /// What it is told on its standard input, which ends when this is dropped.
     pub fn input(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()
+    }
+
+    /// The same, and it goes on.
+    pub fn to(&self) -> Option<&ChildStdin> {
+        self.child.stdin.as_ref()
     }
 
     /// Everything that it has said so far.

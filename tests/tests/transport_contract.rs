@@ -230,14 +230,15 @@ fn a_derived_group_shares_memory_and_nothing_else() {
         let secret = Secret::random();
         for members in [vec![2, 0], vec![1, 3]] {
             let deriving: Vec<_> =
-                members.iter().map(|&m| parents[m].derive(members.clone()).expect("a group")).collect();
+                members.iter().map(|&m| parents[m].derive(&members).expect("a group")).collect();
             let cards: Vec<_> = deriving.iter().map(|d| d.card().clone()).collect();
             std::thread::scope(|s| {
                 for (rank, deriving) in deriving.into_iter().enumerate() {
-                    let (parent, cards, secret) = (&parents[members[rank]], &cards, &secret);
+                    let (parent, members) = (&parents[members[rank]], &members);
+                    let (cards, secret) = (&cards, &secret);
                     let window = parent.region().alloc(DATA, true).expect("a window");
                     s.spawn(move || {
-                        let group = deriving.connect(parent, cards, secret).expect("it connects");
+                        let group = deriving.connect(parent, members, cards, secret).expect("it connects");
                         assert_eq!((group.rank(), group.world_size()), (rank, 2));
                         let signal = Signal { at: window.offset(), value: 5 };
                         group.link(1 - rank).expect("a link").signal(signal).expect("a signal");

@@ -58,6 +58,18 @@ fn the_first_to_fail_ends_all_and_is_named() {
 }
 
 #[test]
+fn the_others_go_on_if_they_are_to() {
+    let some = "test $RANK = 2 && kill -KILL $$; test $RANK = 0 && exit 3; sleep 1; echo done";
+    let output = script(&["-n", "4", "--keep-going"], some).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(code(&output), 0, "{said}");
+    assert_eq!(text(&output.stdout).matches("done").count(), 2);
+    assert!(said.contains("rank 2 (pid ") && said.contains("failed: SIGKILL (signal 9)"), "{said}");
+    let output = script(&["-n", "2", "--keep-going"], "exit 5").output().unwrap();
+    assert_eq!(code(&output), 5);
+}
+
+#[test]
 fn a_signal_gives_128_and_its_number() {
     let output = script(&["-n", "2"], "test $RANK = 1 && kill -SEGV $$; sleep 100").output().unwrap();
     assert_eq!(code(&output), 128 + libc::SIGSEGV);

@@ -12,12 +12,15 @@ use crate::cores::{self, CoreSet};
 use crate::host::{host_name, process_start};
 use crate::local::LocalLink;
 use crate::mapped::Mapped;
-use crate::region::SLEEP;
+use crate::parley::{self, Number, Parley};
+use crate::region::{Neighbours, SLEEP};
 use crate::secure::Secret;
-use crate::shm::{self, Arena, ShmLink};
+use crate::shm::{self, Arena, Limit, ShmLink};
 use crate::tcp::TcpCard;
 use crate::tcp::{self, Tcp};
-use crate::{Card, Choice, Config, Error, HostId, Link, Region, Result, Transport, Window, sys};
+use crate::{
+    Card, Choice, Config, Error, HostId, Link, OnStop, Region, Result, Stop, Transport, Window, sys,
+};
 
 /// How long a wait spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(200);
@@ -27,6 +30,8 @@ const SPIN_ALONE: Duration = Duration::from_micros(10);
 const SPIN_ALONE_TCP: Duration = Duration::from_micros(50);
 /// How often a long wait looks at the world: lost peers, reported failures.
 const TICK: Duration = Duration::from_millis(100);
+/// Longer timeouts are cut to a century, which every clock can hold.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Polls between two looks at the clock.
 const POLLS: u32 = 64;
 /// The same where others wait for the core.
@@ -65,12 +70,17 @@ pub struct Endpoint {
     _header: Option<Window>,
     tcp: Option<Tcp>,
     bell_socket: Option<BellSocket>,
+    /// With what the names of this rank's sockets begin.
+    name: Vec<u8>,
     cards: Vec<Card>,
     delays: bool,
     spin: Duration,
     spin_alone: Duration,
     polls: u32,
+    /// Its `stop` ends what this endpoint waits for.
     config: Config,
+    /// Wakes this rank where it sleeps when that is asked.
+    _woken: OnStop,
 }
 
 /// How a rank is reached.
@@ -103,6 +113,7 @@ pub(crate) struct Parts {
     pub header: Option<Window>,
     pub tcp: Option<Tcp>,
     pub bell_socket: Option<BellSocket>,
+    pub name: Vec<u8>,
     pub cards: Vec<Card>,
     /// Whether the ranks that share this one's cores outnumber them.
     pub crowded: bool,
@@ -141,9 +152,19 @@ impl Opening {
             sys::allow_cross_memory();
         }
         let bell_socket = bell_socket(locals.len(), cards.len(), &card, SLEEP)?;
-        let arena = Arena::join(&shm, rank, &locals, deadline)?;
+        let gone = |rank: usize, surely: bool| {
+            let (host, cause) = (cards.get(rank)?.host_name.clone(), gone(&cards[rank], surely)?);
+            Some(Error::PeerLost { rank, host, cause })
+        };
+        let limit = Limit { deadline, stop: &config.stop, gone: &gone };
+        let arena = Arena::join(&shm, rank, &locals, limit)?;
+        // From here on it is the endpoint that may be stopped.
+        let config = Config { stop: Stop::default(), ..config };
         let place = |r: usize| locals.iter().position(|l| l.0 == r);
-        let region = arena.region(place(rank).expect("a rank shares memory with itself"));
+        let me = place(rank).expect("a rank shares memory with itself");
+        let region = arena.region(me);
+        let processes = locals.iter().map(|l| (cards[l.0].pid, cards[l.0].process_start)).collect();
+        let neighbours = Neighbours { processes, me };
         let far: Vec<_> = (0..cards.len()).filter(|&r| place(r).is_none()).collect();
         let tcp = (!far.is_empty())
             .then(|| Tcp::start(tcp, rank, &cards, &far, secret, region.clone(), &config))
@@ -155,7 +176,7 @@ impl Opening {
                 pid: cards[peer].pid,
                 cross_memory: config.cross_memory,
                 mapped: Mapped {
-                    region: arena.region(place),
+                    region: arena.peer(place, neighbours.clone()),
                     sleep: SLEEP,
                     bell: Bell::new(bell_name(&cards[peer], SLEEP)),
                 },
@@ -173,6 +194,7 @@ impl Opening {
             header: None,
             tcp,
             bell_socket,
+            name: card.shm.name,
             cards,
             crowded,
             config,
@@ -180,9 +202,20 @@ impl Opening {
     }
 }
 
+/// What is seen of a process of this host that is gone, or that somebody surely saw to be.
+fn gone(card: &Card, surely: bool) -> Option<String> {
+    let gone = surely || process_start(card.pid) != Some(card.process_start);
+    gone.then(|| format!("its process {} is gone", card.pid))
+}
+
 /// The name of the socket that wakes a rank's endpoint that has its sleep word there.
 fn bell_name(card: &Card, sleep: u64) -> Vec<u8> {
     [&card.shm.name[..], format!("-bell-{sleep:x}").as_bytes()].concat()
+}
+
+/// The name at which the owner of an endpoint that has its sleep word there is talked to.
+fn meeting_name(owner: &[u8], sleep: u64) -> Vec<u8> {
+    [owner, format!("-meet-{sleep:x}").as_bytes()].concat()
 }
 
 /// Needed only by a rank that has both mapped memory and sockets to wait for.
@@ -193,7 +226,6 @@ fn bell_socket(local: usize, all: usize, card: &Card, sleep: u64) -> Result<Opti
 /// A part of an endpoint's ranks that is about to become a group of its own; see [`Endpoint::derive`].
 #[derive(Debug)]
 pub struct Deriving {
-    members: Vec<usize>,
     header: Window,
     tcp: Option<tcp::Listening>,
     card: DerivedCard,
@@ -212,9 +244,17 @@ impl Deriving {
         &self.card
     }
 
-    /// Makes the group's endpoint; `cards` are those of `members`, in that order, `secret` is the group's own.
-    pub fn connect(self, parent: &Endpoint, cards: &[DerivedCard], secret: &Secret) -> Result<Endpoint> {
-        let Deriving { members, header, tcp, card } = self;
+    /// Makes the endpoint of the group of `members`, in that order, this rank among them; `cards` are theirs, `secret` is
+    /// the group's own.
+    pub fn connect(
+        self,
+        parent: &Endpoint,
+        members: &[usize],
+        cards: &[DerivedCard],
+        secret: &Secret,
+    ) -> Result<Endpoint> {
+        let Deriving { header, tcp, card } = self;
+        let config = Config { stop: Stop::default(), ..parent.config.clone() };
         let rank = members.iter().position(|&m| m == parent.rank).expect("a rank derives groups of its own");
         let with_tcp = |(&m, derived): (&usize, &DerivedCard)| {
             let card = parent.cards.get(m)?.clone();
@@ -235,7 +275,7 @@ impl Deriving {
         };
         let tcp = match (tcp, far.is_empty()) {
             (Some(tcp), false) => {
-                Some(Tcp::start(tcp, rank, &full, &far, secret, parent.region.clone(), &parent.config)?)
+                Some(Tcp::start(tcp, rank, &full, &far, secret, parent.region.clone(), &config)?)
             }
             _ => None,
         };
@@ -261,9 +301,10 @@ impl Deriving {
             header: Some(header),
             tcp,
             bell_socket,
+            name: parent.name.clone(),
             crowded,
             cards: full,
-            config: parent.config.clone(),
+            config,
         }))
     }
 }
@@ -287,9 +328,9 @@ impl Endpoint {
         Ok(Opening { config: config.clone(), card, shm, tcp })
     }
 
-    /// Begins a group of some of these ranks (this one among them), in that order. It shares this endpoint's memory,
-    /// so that what is registered here is registered there, and nothing else: threads may use both at once.
-    pub fn derive(&self, members: Vec<usize>) -> Result<Deriving> {
+    /// Begins a group of some or all of `members`, this rank among them. It shares this endpoint's memory, so that what
+    /// is registered here is registered there, and nothing else: threads may use both at once.
+    pub fn derive(&self, members: &[usize]) -> Result<Deriving> {
         let header = self.region.alloc(1, true)?;
         let far = members.iter().any(|&m| matches!(self.ways[m], Way::Tcp(_)));
         let (tcp, tcp_card) = match far {
@@ -297,17 +338,25 @@ impl Endpoint {
             false => (None, None),
         };
         let card = DerivedCard { sleep: header.offset(), tcp: tcp_card };
-        Ok(Deriving { members, header, tcp, card })
+        Ok(Deriving { header, tcp, card })
     }
 
     pub(crate) fn assemble(parts: Parts) -> Endpoint {
-        let Parts { rank, ways, region, sleep, header, tcp, bell_socket, cards, crowded, config } = parts;
+        let Parts { rank, ways, region, sleep, header, tcp, bell_socket, name, cards, crowded, config } =
+            parts;
         let link = |way: &Way| match way {
             Way::Own => None,
             Way::Local(link) => Some(link.clone() as Arc<dyn Link>),
             Way::Shm(link) => Some(link.clone() as Arc<dyn Link>),
             Way::Tcp(link) => Some(link.clone()),
         };
+        let (asleep, waker) = (region.clone(), tcp.as_ref().map(Tcp::waker));
+        let woken = config.stop.on_ask(move || {
+            Bell::default().ring(asleep.word(sleep));
+            if let Some(wake) = &waker {
+                wake();
+            }
+        });
         Endpoint {
             rank,
             links: ways.iter().map(link).collect(),
@@ -328,8 +377,10 @@ impl Endpoint {
             _header: header,
             tcp,
             bell_socket,
+            name,
             cards,
             spin: config.spin.unwrap_or(SPIN),
+            _woken: woken,
             config,
         }
     }
@@ -342,6 +393,11 @@ impl Endpoint {
     /// How many ranks there are.
     pub fn world_size(&self) -> usize {
         self.links.len()
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Memory that peers can reach.
@@ -381,7 +437,8 @@ impl Endpoint {
     pub fn who(&self, rank: usize) -> String {
         match self.cards.get(rank) {
             Some(card) => format!("rank {rank} ({}, pid {})", card.host_name, card.pid),
-            None => format!("rank {rank}"),
+            // A thread of this process.
+            None => format!("rank {rank} ({}, pid {})", host_name(), std::process::id()),
         }
     }
 
@@ -419,10 +476,24 @@ impl Endpoint {
         }
     }
 
+    /// Ends what this rank waits for here: [`Endpoint::wait`] calls its `tick` at once, and nobody connects any more in
+    /// order to put something.
+    pub fn stop(&self) -> &Stop {
+        &self.config.stop
+    }
+
     /// Something has failed: leaving does not wait until the peers have what was sent to them, beyond a moment.
     pub fn give_up(&self) {
         if let Some(tcp) = &self.tcp {
             tcp.give_up();
+        }
+    }
+
+    /// All memory that was put may be reused from here on: what was not flushed is not sent any more, and the peers that it
+    /// was for lose this rank.
+    pub fn let_go(&self) {
+        if let Some(tcp) = &self.tcp {
+            tcp.let_go();
         }
     }
 
@@ -431,19 +502,51 @@ impl Endpoint {
         let cause = match &self.ways[peer] {
             Way::Own => None,
             Way::Local(link) => link.lost().then(|| "lost on purpose".to_string()),
-            Way::Shm(_) => {
-                let card = &self.cards[peer];
-                let gone = process_start(card.pid) != Some(card.process_start);
-                gone.then(|| format!("its process {} is gone", card.pid))
-            }
+            Way::Shm(_) => gone(&self.cards[peer], false),
             Way::Tcp(_) => self.tcp.as_ref().and_then(|tcp| tcp.lost(peer)),
         }?;
         let host = self.cards.get(peer).map_or_else(host_name, |card| card.host_name.clone());
         Some(Error::PeerLost { rank: peer, host, cause })
     }
 
+    /// Why a peer certainly is no more, or has no endpoint any more: its own system says so. One that is merely silent may
+    /// live.
+    pub fn ended(&self, peer: usize) -> Option<String> {
+        let gone = |card: &Card| process_start(card.pid) != Some(card.process_start);
+        let process = self.cards.get(peer).filter(|card| card.host == self.cards[self.rank].host);
+        match &self.ways[peer] {
+            Way::Own => None,
+            Way::Local(link) => link.lost().then(|| "lost on purpose".to_string()),
+            Way::Shm(_) | Way::Tcp(_) if process.is_some_and(gone) => {
+                process.map(|card| format!("its process {} is gone", card.pid))
+            }
+            Way::Shm(_) => None,
+            Way::Tcp(_) => self.tcp.as_ref().and_then(|tcp| tcp.ended(peer)),
+        }
+    }
+
+    /// Short messages between these ranks, for when the links have failed; `secret` is that of the links. A peer hears
+    /// them once it opens its own.
+    ///
+    /// # Errors
+    /// When no socket or thread can be had, or there is one already.
+    pub fn parley(&self, secret: &Secret) -> Result<Parley> {
+        let calls = self.tcp.as_ref().map(|tcp| Arc::new(tcp.calls()));
+        let number = |(peer, way): (usize, &Way)| match way {
+            Way::Own => None,
+            Way::Local(link) => Some(Number::Name(meeting_name(&link.name, link.mapped.sleep))),
+            Way::Shm(link) => Some(Number::Name(meeting_name(&self.cards[peer].shm.name, link.mapped.sleep))),
+            Way::Tcp(_) => calls.clone().map(Number::Port),
+        };
+        let numbers: Vec<_> = self.ways.iter().enumerate().map(number).collect();
+        let near = numbers.iter().any(|number| matches!(number, Some(Number::Name(_))));
+        let name = near.then(|| meeting_name(&self.name, self.sleep));
+        Parley::open(parley::Parts { rank: self.rank, name, numbers, calls, secret: secret.clone() })
+    }
+
     /// Waits until `look` says done; false when `timeout` passed first. In between, everything that can move moves.
-    /// `tick` is called now and then during long waits; its error ends the wait.
+    /// `tick` is called now and then during long waits, and at once, one time, when [`Endpoint::stop`] was asked; its
+    /// error ends the wait.
     ///
     /// Spins for a while, then sleeps until a peer signals.
     pub fn wait<E: From<Error>>(
@@ -457,6 +560,8 @@ impl Endpoint {
         let mut deadline = None;
         let mut since = None;
         let mut next_tick = None;
+        let stop = &self.config.stop;
+        let mut stopped = false;
         loop {
             let moved = self.progress()?;
             match look()? {
@@ -473,12 +578,13 @@ impl Endpoint {
                 continue;
             }
             let now = Instant::now();
-            let deadline = *deadline.get_or_insert(now + timeout);
+            let deadline = *deadline.get_or_insert(now + timeout.min(LONGEST));
             if now >= deadline {
                 return Ok(false);
             }
             let tick_at = *next_tick.get_or_insert(now + TICK);
-            if now >= tick_at {
+            if now >= tick_at || (stop.asked() && !stopped) {
+                stopped = stop.asked();
                 tick()?;
                 next_tick = Some(now + TICK);
             }
@@ -487,7 +593,7 @@ impl Endpoint {
                 let mut found = Ok(Step::Idle);
                 self.sleep((deadline - now).min(TICK), || {
                     found = look();
-                    !matches!(found, Ok(Step::Idle))
+                    !matches!(found, Ok(Step::Idle)) || (stop.asked() && !stopped)
                 })?;
                 match found? {
                     Step::Done => {

@@ -16,9 +16,15 @@
 //! | [`shm`] | processes of one host | an unnamed memory file passed over a Unix socket; futex to sleep |
 //! | [`tcp`] | any hosts | authenticated streams, payload received straight into its destination; encrypted on request |
 //!
+//! For when links have failed, ranks exchange short messages beside them ([`Endpoint::parley`]).
+//!
 //! [`Endpoint::open`] makes the [`Card`] that peers need to reach this rank; with the cards of all ranks,
 //! [`Opening::connect`] gives the [`Endpoint`]. How the cards travel is not this crate's business.
 
+/// The atomic types of the lock-free parts, which the model checker in `nd-tests` compiles with its own.
+mod atomics {
+    pub use std::sync::atomic::{AtomicU32, Ordering, fence};
+}
 mod bell;
 mod card;
 mod config;
@@ -31,9 +37,12 @@ mod host;
 mod link;
 pub mod local;
 mod mapped;
+mod parley;
 mod region;
 pub mod secure;
 pub mod shm;
+mod sleep_word;
+mod stop;
 pub mod strangers;
 mod sys;
 pub mod tcp;
@@ -45,7 +54,9 @@ pub use error::{Error, Result};
 pub use fork::Forked;
 pub use host::{HostId, host_name, last_cache};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
+pub use parley::{Heard, Parley};
 pub use region::{Region, Window};
+pub use stop::{OnStop, Stop};
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
 pub const PROTOCOL: u32 = 5;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::fork::Forked;
+use crate::host::process_start;
 use crate::sys::{Mapping, PAGE};
 use crate::{Error, Result};
 
@@ -17,6 +18,9 @@ pub(crate) const SLEEP: u64 = 0;
 /// Offset of this rank's address for the cross-memory probe, and of the nonce found there.
 pub(crate) const PROBE_ADDRESS: u64 = 128;
 pub(crate) const PROBE_NONCE: u64 = 136;
+
+/// Offset of a word for each rank of the host, by its place, that it sets when it has no more use for this region.
+const DONE: u64 = 1024;
 
 /// From this size on, windows are aligned to huge pages.
 const HUGE_PAGE: u64 = 2 << 20;
@@ -37,6 +41,31 @@ pub struct Region {
     exposed: RwLock<BTreeMap<u64, u64>>,
     /// Windows that nobody here needs any more and peers may still put into.
     left: Mutex<Vec<Left>>,
+    /// Of a peer's region, who else uses it.
+    shared: Option<Shared>,
+}
+
+/// The processes of a host that share a memory file, by their places in it, and where one of them is.
+#[derive(Debug, Clone)]
+pub(crate) struct Neighbours {
+    /// Their numbers, and when they started.
+    pub processes: Arc<[(u32, u64)]>,
+    /// This one's place.
+    pub me: usize,
+}
+
+/// Whose region it is.
+#[derive(Debug)]
+struct Shared {
+    neighbours: Neighbours,
+    owner: usize,
+}
+
+impl Neighbours {
+    fn gone(&self, place: usize) -> bool {
+        let (pid, started) = self.processes[place];
+        process_start(pid) != Some(started)
+    }
 }
 
 /// Bytes to give back once all these counters have been raised.
@@ -49,6 +78,21 @@ struct Left {
 
 impl Region {
     pub(crate) fn new(mapping: Arc<Mapping>, start: usize, len: u64) -> Arc<Region> {
+        Region::with(mapping, start, len, None)
+    }
+
+    /// That of the peer with that place. When the peer is gone, its memory is given back by whoever is the last on this
+    /// host to have a use for it: what others may be reading in a call that began before must not change.
+    pub(crate) fn of_peer(
+        mapping: Arc<Mapping>,
+        start: usize,
+        len: u64,
+        (owner, neighbours): (usize, Neighbours),
+    ) -> Arc<Region> {
+        Region::with(mapping, start, len, Some(Shared { neighbours, owner }))
+    }
+
+    fn with(mapping: Arc<Mapping>, start: usize, len: u64, shared: Option<Shared>) -> Arc<Region> {
         assert!(len > HEADER);
         Arc::new(Region {
             mapping,
@@ -60,6 +104,7 @@ impl Region {
             any_detached: AtomicBool::new(false),
             exposed: RwLock::default(),
             left: Mutex::default(),
+            shared,
         })
     }
 
@@ -212,6 +257,26 @@ impl Region {
     pub fn used(&self) -> u64 {
         self.give_back_left();
         self.len - HEADER - self.free().values().sum::<u64>()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let Some(Shared { neighbours, owner }) = &self.shared else { return };
+        let done = |place: usize| {
+            let at = DONE + 4 * place as u64;
+            (at < HEADER).then(|| self.word(at))
+        };
+        let (Some(own), false) = (done(neighbours.me), self.forked.since()) else { return };
+        own.store(1, Ordering::SeqCst);
+        let others =
+            (0..neighbours.processes.len()).filter(|place| place != owner && *place != neighbours.me);
+        let through = |place: usize| {
+            done(place).is_some_and(|word| word.load(Ordering::SeqCst) > 0) || neighbours.gone(place)
+        };
+        if neighbours.gone(*owner) && others.into_iter().all(through) {
+            self.mapping.release(self.start, self.len as usize);
+        }
     }
 }
 
@@ -371,6 +436,30 @@ mod tests {
         let all: Vec<_> = std::iter::from_fn(|| ours.alloc(1, false).ok()).collect();
         assert_eq!(all.len(), 15 - 4);
         assert!(all.iter().all(|w| w.offset() < at || w.offset() >= at + 3 * PAGE as u64));
+    }
+
+    #[test]
+    fn the_memory_of_a_dead_process_is_given_back_by_the_last_who_used_it() {
+        let len = 16 * PAGE as u64;
+        let file = memory_file(len).unwrap();
+        let map = || Arc::new(Mapping::new(&file, len as usize).unwrap());
+        // A process that is no more, and two places of this one.
+        let here = (std::process::id(), process_start(std::process::id()).unwrap());
+        let of = |dead: (u32, u64), me| {
+            let processes = [dead, here, here].into();
+            Region::of_peer(map(), 0, len, (0, Neighbours { processes, me }))
+        };
+        let owner = Region::new(map(), 0, len);
+        let held = || owner.counter(8 * PAGE as u64).load(Ordering::Relaxed);
+        for (dead, left) in [(here, 7), ((here.0, here.1 + 1), 0)] {
+            owner.counter(8 * PAGE as u64).store(7, Ordering::Relaxed);
+            (1..3).for_each(|place| owner.word(DONE + 4 * place).store(0, Ordering::Relaxed));
+            let (first, second) = (of(dead, 1), of(dead, 2));
+            drop(first);
+            assert_eq!(held(), 7, "somebody else may be reading");
+            drop(second);
+            assert_eq!(held(), left, "{dead:?}");
+        }
     }
 
     #[test]

@@ -243,6 +243,16 @@ impl<S: Read + Write> Session<S> {
         self.stream
     }
 
+    /// The same session on the same stream, held in another way.
+    pub fn map<T>(self, hold: impl FnOnce(S) -> T) -> Session<T> {
+        Session { stream: hold(self.stream), noise: self.noise, keys: self.keys }
+    }
+
+    /// The stream, to change how it waits.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.stream
+    }
+
     /// The stream, to set its time-outs.
     pub fn get_ref(&self) -> &S {
         &self.stream

@@ -172,7 +172,10 @@ pub unsafe fn read_process(pid: u32, from: u64, to: *mut u8, len: usize) -> io::
         // SAFETY: `local` lies in the caller's buffer; the kernel checks `remote` against the other process.
         let n = unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
         match n {
-            -1 => return Err(io::Error::last_os_error()),
+            -1 => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
             0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
             n => done += n as usize,
         }

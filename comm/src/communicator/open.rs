@@ -8,7 +8,8 @@ use nd_transport::secure::Secret;
 use nd_transport::{Card, Endpoint, Opening};
 use serde::{Deserialize, Serialize};
 
-use super::Communicator;
+use super::grow::Lineage;
+use super::{Communicator, summary};
 use crate::choose::{Asked, Chooser};
 use crate::config::{Config, Rule};
 use crate::cost::{Calibration, calibration};
@@ -17,7 +18,7 @@ use crate::exec::layout;
 use crate::launch::Launch;
 use crate::recorder::{self, Folder, Identity, Peer, Recorder};
 use crate::rendezvous::{Joined, Meeting, UniqueId, join_with};
-use crate::schedule::{self, Collective};
+use crate::schedule::{self, Collective, Layout};
 
 impl Communicator {
     /// The world that a launcher started this process in: `nd-run`, torchrun, mpirun, srun, an indexed Kubernetes
@@ -32,16 +33,17 @@ impl Communicator {
 
     /// As [`Communicator::from_env`], with the launcher's word and the settings given.
     pub fn from_launch(launch: &Launch, config: &Config) -> Result<Communicator> {
-        Communicator::open(Meeting::from(launch), launch.rank, launch.world_size, config)
+        Communicator::open(Meeting::from(launch), launch.rank, launch.world_size, config, None)
     }
 
-    /// Rank `rank` of `world_size`, all of whom were given the same `id`.
+    /// Rank `rank` of `world_size`, all of whom were given the same `id`; also a new rank of a communicator that
+    /// [grows](Communicator::grow).
     ///
     /// # Errors
     /// When not all ranks come before the start's deadline, two come with one number, versions or secrets differ, or
     /// a rank cannot be reached; the error names the ranks.
     pub fn new(id: &UniqueId, rank: usize, world_size: usize, config: &Config) -> Result<Communicator> {
-        Communicator::open(Meeting::from(id), rank, world_size, config)
+        Communicator::open(Meeting::from(id), rank, world_size, config, None)
     }
 
     /// `n` ranks as threads of this process: one communicator for each, in the order of their ranks.
@@ -60,6 +62,7 @@ impl Communicator {
         }
         let chooser = chooser(config)?;
         let secret = Secret::random();
+        let config = Arc::new(config.clone());
         nd_transport::local::group(n, &config.transport)
             .map_err(|source| Error::Transport { rank: 0, source })?
             .into_iter()
@@ -72,7 +75,8 @@ impl Communicator {
                 };
                 let identity = Identity::world(endpoint.rank(), (0..n).map(peer).collect(), &secret);
                 let recorder = Recorder::new(identity, &config.recorder.of_threads());
-                Communicator::on_with(endpoint, secret.clone(), chooser.clone(), config.timeout, recorder)
+                let (secret, chooser) = (secret.clone(), chooser.clone());
+                Communicator::on_with(endpoint, secret, chooser, config.clone(), recorder)?.heeding(&config)
             })
             .collect()
     }
@@ -92,14 +96,17 @@ impl Communicator {
         };
         let identity = Identity::world(rank, (0..endpoint.world_size()).map(peer).collect(), &secret);
         let settings = recorder::Settings { folder: Folder::Nowhere, ..recorder::Settings::default() };
-        Communicator::on_with(endpoint, secret, chooser, timeout, Recorder::new(identity, &settings))
+        let recorder = Recorder::new(identity, &settings);
+        let transport = endpoint.config().clone();
+        let config = Arc::new(Config::of(transport, timeout, settings));
+        Communicator::on_with(endpoint, secret, chooser, config, recorder)
     }
 
     fn on_with(
         endpoint: Endpoint,
         secret: Secret,
         chooser: Chooser,
-        timeout: Duration,
+        config: Arc<Config>,
         recorder: Recorder,
     ) -> Result<Communicator> {
         let rank = endpoint.rank();
@@ -108,10 +115,39 @@ impl Communicator {
             .alloc(layout::inbox_len(endpoint.world_size()), true)
             .map_err(|source| Error::Transport { rank, source })?;
         let inboxes = vec![inbox.offset(); endpoint.world_size()];
-        Ok(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout, recorder))
+        Ok(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, config, recorder))
     }
 
-    fn open(meeting: Meeting, rank: usize, world_size: usize, config: &Config) -> Result<Communicator> {
+    /// Is aborted by the handle of these settings.
+    fn heeding(self, config: &Config) -> Result<Communicator> {
+        let (stop, aborting) = (&config.transport.stop, self.shared.worker.aborting().clone());
+        if stop.asked() {
+            return Err(ended(self.rank()));
+        }
+        let _ = self.shared.handle.set(stop.on_ask(move || aborting.abort()));
+        Ok(self)
+    }
+
+    /// `lineage` is of the communicator that grows, on its ranks.
+    pub(super) fn open(
+        meeting: Meeting,
+        rank: usize,
+        world_size: usize,
+        config: &Config,
+        lineage: Option<&Lineage>,
+    ) -> Result<Communicator> {
+        let opened = Communicator::try_open(meeting, rank, world_size, config, lineage);
+        let stopped = config.transport.stop.asked() && opened.is_err();
+        if stopped { Err(ended(rank)) } else { opened }
+    }
+
+    fn try_open(
+        meeting: Meeting,
+        rank: usize,
+        world_size: usize,
+        config: &Config,
+        lineage: Option<&Lineage>,
+    ) -> Result<Communicator> {
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
@@ -119,7 +155,7 @@ impl Communicator {
         let failed = |source| Error::Transport { rank, source };
         // What this rank cannot open is found out before any other rank waits for it.
         drop(Endpoint::open(&config.transport).map_err(failed)?);
-        let deadline = Instant::now() + config.start_timeout();
+        let deadline = Instant::now() + config.start_timeout().min(LONGEST);
         let on_loopback = meeting.on_loopback();
         let mut opening: Option<Opening> = None;
         let mut card = |local: Option<IpAddr>| {
@@ -128,11 +164,15 @@ impl Communicator {
                 // Whoever asks for an interface wants it.
                 loopback_only: on_loopback && config.transport.interfaces.is_empty(),
                 // A call may have to connect first.
-                start_timeout: config.start_timeout().min(config.timeout),
+                start_timeout: config.start_timeout().min(config.timeout).min(LONGEST),
                 ..config.transport.clone()
             };
             let opened = Endpoint::open(&transport).map_err(failed)?;
-            let joining = Joining { card: opened.card().clone(), settings: Settings::of(config, rank) };
+            let joining = Joining {
+                card: opened.card().clone(),
+                settings: Settings::of(config, rank),
+                proof: lineage.map(|lineage| lineage.proof(rank)),
+            };
             opening = Some(opened);
             Ok(serde_json::to_vec(&joining).expect("cards are plain data"))
         };
@@ -146,6 +186,9 @@ impl Communicator {
                 })
             })
             .collect::<Result<Vec<Joining>>>()?;
+        if let Some(lineage) = lineage {
+            lineage.check(cards.iter().map(|joining| joining.proof.as_deref()))?;
+        }
         let chooser = Chooser { costs: agreed(&cards, rank)?.or(chooser.costs), ..chooser };
         let cards: Vec<Card> = cards.into_iter().map(|joining| joining.card).collect();
         let peer = |(rank, card): (usize, &Card)| Peer {
@@ -158,15 +201,28 @@ impl Communicator {
         let recorder = Recorder::new(identity, &config.recorder);
         let opening = opening.expect("whoever joined has given a card");
         let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(failed)?;
-        Communicator::on_with(endpoint, secret, chooser, config.timeout, recorder)
+        summary::log(&endpoint, &Layout::new(&endpoint.hosts()), config);
+        Communicator::on_with(endpoint, secret, chooser, Arc::new(config.clone()), recorder)?.heeding(config)
     }
 }
+
+/// The error of a start that this rank's program ended.
+fn ended(rank: usize) -> Error {
+    let who = format!("rank {rank} ({}, pid {})", nd_transport::host_name(), std::process::id());
+    Error::Aborted { rank, culprit: rank, who }
+}
+
+/// Longer timeouts are cut to a century, which every clock can hold.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// What a rank tells the others when it joins.
 #[derive(Serialize, Deserialize)]
 struct Joining {
     card: Card,
     settings: Settings,
+    /// That it is a rank of the communicator that grows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    proof: Option<String>,
 }
 
 /// What must be the same everywhere: what choices of algorithms depend on, and what is encrypted.
@@ -197,7 +253,7 @@ impl Settings {
 /// Checks that all ranks have the settings of rank 0, and gives what that one knows of the links' costs.
 fn agreed(ranks: &[Joining], rank: usize) -> Result<Option<Arc<Calibration>>> {
     let Some(first) = ranks.first().map(|r| &r.settings) else { return Ok(None) };
-    for (peer, Joining { card, settings }) in ranks.iter().enumerate() {
+    for (peer, Joining { card, settings, .. }) in ranks.iter().enumerate() {
         let all = [
             ("ND_ALGO", &settings.algorithms, &first.algorithms),
             ("ND_REDUCTION", &settings.reduction, &first.reduction),

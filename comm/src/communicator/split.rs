@@ -14,9 +14,9 @@ const CARD_MAX: u64 = 64 << 10;
 
 /// What the members of a new group tell each other.
 #[derive(Serialize, Deserialize)]
-struct MemberCard {
-    card: DerivedCard,
-    inbox: u64,
+pub(super) struct MemberCard {
+    pub card: DerivedCard,
+    pub inbox: u64,
 }
 
 impl Communicator {
@@ -52,7 +52,7 @@ impl Communicator {
                 let deriving = self
                     .shared
                     .worker
-                    .with_engine(|engine| engine.endpoint().derive(members.clone()))
+                    .with_engine(|engine| engine.endpoint().derive(&members))
                     .map_err(failed)?;
                 Some((inbox, deriving))
             }
@@ -74,7 +74,7 @@ impl Communicator {
         let endpoint = self
             .shared
             .worker
-            .with_engine(|engine| deriving.connect(engine.endpoint(), &derived, &secret))
+            .with_engine(|engine| deriving.connect(engine.endpoint(), &members, &derived, &secret))
             .map_err(failed)?;
         let len = layout::inbox_len(members.len());
         for (peer, &at) in inboxes.iter().enumerate() {
@@ -85,12 +85,13 @@ impl Communicator {
             }
         }
         let chooser = self.shared.chooser.clone();
-        let timeout = self.shared.timeout;
-        Ok(Some(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, timeout, recorder)))
+        let config = self.shared.config.clone();
+        let part = Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, config, recorder);
+        Ok(Some(part.with_timeout(self.timeout)))
     }
 
     /// Every rank's value, by rank.
-    fn exchange<V: Serialize + for<'d> Deserialize<'d>>(&self, mine: &V) -> Result<Vec<V>> {
+    pub(super) fn exchange<V: Serialize + for<'d> Deserialize<'d>>(&self, mine: &V) -> Result<Vec<V>> {
         let bytes = serde_json::to_vec(mine).expect("cards are plain data");
         let mut lens = vec![0u64; self.world_size()];
         self.all_gather(&[bytes.len() as u64], &mut lens)?;

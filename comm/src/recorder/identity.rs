@@ -54,11 +54,19 @@ impl Identity {
         Identity { job, communicator: WORLD.into(), rank, peers: peers.into(), splits: AtomicU32::new(0) }
     }
 
+    /// Of those of these ranks who go on after a failure.
+    pub fn rest(&self, members: &[usize]) -> Option<Identity> {
+        self.of(format!("{}-s{}", self.communicator, members.len()), members)
+    }
+
     /// Of a part of these ranks. Every rank calls this for every split, with a color or without: so the parts are counted
     /// alike everywhere.
     pub fn part(&self, color: Option<u64>, members: &[usize]) -> Option<Identity> {
         let number = self.splits.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut communicator = format!("{}-{number}c{}", self.communicator, color?);
+        self.of(format!("{}-{number}c{}", self.communicator, color?), members)
+    }
+
+    fn of(&self, mut communicator: String, members: &[usize]) -> Option<Identity> {
         if communicator.len() > NAME_MAX {
             let hash = Sha256::digest(communicator.as_bytes());
             let hash: String = hash[..6].iter().map(|b| format!("{b:02x}")).collect();

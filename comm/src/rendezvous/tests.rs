@@ -1,6 +1,8 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
+
+use nd_transport::Stop;
 
 use super::stream::Stream;
 use super::*;
@@ -170,7 +172,7 @@ fn a_rank_that_goes_away_is_named_at_once() {
     let at = address.resolve().unwrap()[0];
     let soon = Instant::now() + Duration::from_secs(20);
     let stream = loop {
-        match Stream::tcp(at, soon) {
+        match Stream::tcp(at, soon, &Stop::default()) {
             Ok(s) => break s,
             Err(_) => thread::sleep(Duration::from_millis(5)),
         }
@@ -269,7 +271,7 @@ fn say(port: u16, secret: &Secret, hello: &[u8]) -> Option<wire::Verdict> {
     let until = Instant::now() + Duration::from_secs(20);
     let address = ("127.0.0.1".parse::<IpAddr>().unwrap(), port).into();
     let stream = loop {
-        match Stream::tcp(address, until) {
+        match Stream::tcp(address, until, &Stop::default()) {
             Ok(stream) => break stream,
             Err(e) => assert!(Instant::now() < until, "{e}"),
         }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, ValueEnum};
+use nd_comm::config::Logging;
 use nd_tools::launch::{Bind, Ended, Error, Event, Group, Output, Plan, signal_name};
 use rustix::process::Signal;
 use serde::Serialize;
@@ -23,6 +24,8 @@ Examples:
       four ranks on this host
   nd-run -n 8 --max-restarts 3 --json run.json -- ./trainer
       starts all again, up to three times, when one fails
+  nd-run -n 8 --keep-going -- ./trainer
+      when a rank dies the others go on (Communicator::shrink)
   export ND_SECRET_FILE=secret
   nd-run -n 8 --nnodes 2 --node-rank 0 --rdzv node0:29500 -- ./trainer
   nd-run -n 8 --nnodes 2 --node-rank 1 --rdzv node0:29500 -- ./trainer
@@ -32,6 +35,7 @@ Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
 MASTER_PORT, ND_RESTART_COUNT and, on one node, a fresh ND_SECRET.
 
 Exit code: that of the rank that failed first (128 + the signal if one ended it),
+with --keep-going 0 if any rank succeeded,
 126 or 127 if the program cannot be started, 2 for a wrong command line.";
 
 /// Starts ranks of a program on this host and ends them together.
@@ -53,6 +57,9 @@ struct Arguments {
     /// How often to start all ranks again after one has failed
     #[arg(long, value_name = "K", default_value_t = 0)]
     max_restarts: usize,
+    /// Let the others go on when a rank fails, for programs that shrink; at least one must succeed
+    #[arg(long)]
+    keep_going: bool,
     /// Keep each rank on cores of its own
     #[arg(long, value_name = "HOW", default_value = "none")]
     bind: BindTo,
@@ -77,7 +84,7 @@ enum BindTo {
 }
 
 fn main() -> ExitCode {
-    nd_tools::log::init(tracing::level_filters::LevelFilter::WARN);
+    nd_tools::log::init(&Logging::at(tracing::level_filters::LevelFilter::WARN));
     let arguments = match arguments() {
         Ok(arguments) => arguments,
         Err(code) => return code,
@@ -234,8 +241,9 @@ fn run(arguments: &Arguments, plan: &Plan) -> Result<Summary, Error> {
         Signals::new().map_err(|source| Error::System { what: "listen for signals".into(), source })?;
     let mut restarts = 0;
     loop {
-        let last = once(plan, restarts, &mut signals)?;
-        let failed = last.first.as_ref();
+        let last = once(plan, restarts, &mut signals, arguments.keep_going)?;
+        let saved = arguments.keep_going && last.ended.iter().any(|ended| ended.code() == 0);
+        let failed = last.first.as_ref().filter(|_| !saved);
         if let (Some(failed), None) = (failed, last.interrupted)
             && restarts < arguments.max_restarts
         {
@@ -261,7 +269,11 @@ fn run(arguments: &Arguments, plan: &Plan) -> Result<Summary, Error> {
                 failed.rank,
                 failed.pid,
                 failed.why(),
-                if plan.world_size() > 1 { "the other ranks were ended; " } else { "" },
+                if plan.world_size() > 1 && !arguments.keep_going {
+                    "the other ranks were ended; "
+                } else {
+                    ""
+                },
             ),
             (None, None) => {}
         }
@@ -275,7 +287,7 @@ fn run(arguments: &Arguments, plan: &Plan) -> Result<Summary, Error> {
             seconds: began.elapsed().as_secs_f64(),
             exit_code,
             interrupted_by: last.interrupted.map(signal_name),
-            first_failure: failed.map(Rank::from),
+            first_failure: last.first.as_ref().map(Rank::from),
             ranks: last.ended.iter().map(Rank::from).collect(),
         });
     }
@@ -288,14 +300,18 @@ struct Once {
     interrupted: Option<i32>,
 }
 
-fn once(plan: &Plan, restart: usize, signals: &mut Signals) -> Result<Once, Error> {
+fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) -> Result<Once, Error> {
     let mut group = Group::spawn(plan, restart)?;
     let mut once = Once { first: None, ended: Vec::new(), interrupted: None };
     while group.running() > 0 {
         match group.wait(Some(signals.inbox.as_fd()), None) {
             Event::Ended(ended) => {
                 once.ended.push(ended);
-                if ended.code() != 0 && once.interrupted.is_none() {
+                if ended.code() != 0 && once.interrupted.is_none() && keep_going {
+                    let (rank, pid, why) = (ended.rank, ended.pid, ended.why());
+                    eprintln!("nd-run: rank {rank} (pid {pid}) failed: {why}; {} go on", group.running());
+                    once.first.get_or_insert(ended);
+                } else if ended.code() != 0 && once.interrupted.is_none() {
                     once.first = Some(ended);
                     // The others find out by themselves, and may say what they know.
                     let until = Instant::now() + LAST_WORDS.min(plan.grace);

@@ -13,7 +13,7 @@ use crate::link::{Abilities, Cost, Link, Part, Signal, Ticket, Transport};
 use crate::mapped::Mapped;
 use crate::region::{Region, SLEEP};
 use crate::sys::{self, Mapping, memory_file};
-use crate::{Config, Error, Result};
+use crate::{Config, Error, Result, Stop};
 
 /// What goes wrong, on purpose.
 #[derive(Debug, Clone, Default)]
@@ -38,12 +38,15 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
     let file = memory_file(len * n as u64)?;
     let mapping = Arc::new(Mapping::new(&file, len as usize * n)?);
     let regions: Vec<_> = (0..n).map(|r| Region::new(mapping.clone(), r * len as usize, len)).collect();
+    let group = rand::random::<u128>();
+    let name = |rank: usize| format!("nd-{group:032x}-{rank}").into_bytes();
     let lost: Arc<[AtomicBool]> = (0..n).map(|_| AtomicBool::new(false)).collect();
     let endpoint = |me: usize| {
         let puts = Arc::new(AtomicU64::new(0));
         let link = |peer: usize| LocalLink {
             me,
             peer,
+            name: name(peer),
             mapped: Mapped { region: regions[peer].clone(), sleep: SLEEP, bell: Bell::default() },
             faults: faults.clone(),
             delayed: Mutex::new(Delayed::new(faults.delay.map_or(0, |d| d.1) ^ (me * 1009 + peer) as u64)),
@@ -60,9 +63,10 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
             header: None,
             tcp: None,
             bell_socket: None,
+            name: name(me),
             cards: Vec::new(),
             crowded: n > cores::available(),
-            config: config.clone(),
+            config: Config { stop: Stop::default(), ..config.clone() },
         })
     };
     Ok((0..n).map(endpoint).collect())
@@ -73,7 +77,9 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
 pub(crate) struct LocalLink {
     me: usize,
     peer: usize,
-    pub mapped: Mapped,
+    /// With what the names of the peer's sockets begin.
+    pub(crate) name: Vec<u8>,
+    pub(crate) mapped: Mapped,
     faults: Faults,
     delayed: Mutex<Delayed>,
     lost: Arc<[AtomicBool]>,
@@ -119,6 +125,7 @@ impl LocalLink {
         LocalLink {
             me,
             peer,
+            name: self.name.clone(),
             mapped: Mapped { region: self.mapped.region.clone(), sleep, bell: Bell::default() },
             faults: Faults { lose: None, ..self.faults.clone() },
             delayed: Mutex::new(Delayed::new(self.faults.delay.map_or(0, |d| d.1))),

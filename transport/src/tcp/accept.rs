@@ -92,6 +92,14 @@ impl Door {
             None => {
                 format!("says it is rank {}, which is no peer by TCP of rank {me}", identity.from)
             }
+            Some(_) if identity.talks => {
+                session.send(WELCOME)?;
+                if session.receive(CONFIRMED.len())? != CONFIRMED {
+                    return Err(refused(address, "did not confirm its call"));
+                }
+                self.common.callers.add(identity.from, session.map(|timed| timed.stream));
+                return Ok(());
+            }
             Some(link) => {
                 if let Some(unlike) = identity.unlike(self.common.records_per_key.is_some()) {
                     // It knows the secret: what it says is for this rank's user, too.
@@ -414,7 +422,8 @@ pub struct Timed<'a> {
 }
 
 impl Timed<'_> {
-    fn ready(&self, flags: PollFlags) -> io::Result<()> {
+    /// Waits until one of these holds.
+    pub fn ready(&self, flags: PollFlags) -> io::Result<()> {
         loop {
             if self.stop.is_some_and(|stop| stop.load(Ordering::Acquire)) {
                 return Err(io::Error::other("ended from this side: others wait, or this rank is closing"));

@@ -7,7 +7,7 @@ use crate::secure::Session;
 /// Bytes of an [`Identity`].
 pub const IDENTITY: usize = 17;
 
-/// Who connects, to whom, and whether it encrypts what it sends.
+/// Who connects, to whom, what for, and whether it encrypts what it sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// The rank that connects.
@@ -16,6 +16,8 @@ pub struct Identity {
     pub to: usize,
     /// `ND_ENCRYPT=1`.
     pub encrypts: bool,
+    /// It comes to talk ([`crate::Parley`]), not to put.
+    pub talks: bool,
 }
 
 impl Identity {
@@ -24,7 +26,7 @@ impl Identity {
         let mut bytes = [0; IDENTITY];
         bytes[..8].copy_from_slice(&(self.from as u64).to_le_bytes());
         bytes[8..16].copy_from_slice(&(self.to as u64).to_le_bytes());
-        bytes[16] = self.encrypts.into();
+        bytes[16] = u8::from(self.encrypts) | u8::from(self.talks) << 1;
         bytes
     }
 
@@ -32,13 +34,9 @@ impl Identity {
     pub fn decode(bytes: &[u8]) -> Option<Identity> {
         let (from, rest) = bytes.split_first_chunk()?;
         let (to, flags) = rest.split_first_chunk()?;
-        let encrypts = match flags {
-            [0] => false,
-            [1] => true,
-            _ => return None,
-        };
+        let &[flags @ 0..4] = flags else { return None };
         let rank = |bytes: &[u8; 8]| usize::try_from(u64::from_le_bytes(*bytes)).ok();
-        Some(Identity { from: rank(from)?, to: rank(to)?, encrypts })
+        Some(Identity { from: rank(from)?, to: rank(to)?, encrypts: flags & 1 > 0, talks: flags & 2 > 0 })
     }
 
     /// What is wrong if the other side does otherwise.
@@ -90,8 +88,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn identities_come_back(from in any::<u32>(), to in any::<u32>(), encrypts in any::<bool>()) {
-            let identity = Identity { from: from as usize, to: to as usize, encrypts };
+        fn identities_come_back(from: u32, to: u32, encrypts: bool, talks: bool) {
+            let identity = Identity { from: from as usize, to: to as usize, encrypts, talks };
             prop_assert_eq!(Identity::decode(&identity.encode()), Some(identity));
         }
 

@@ -11,6 +11,7 @@
 //! | `accept` | answering: strangers out, peers in; the only threads here |
 //! | `connect` | opening a connection |
 //! | `meeting` | which of two ranks opens it |
+//! | `calls` | connections for talk beside the links |
 //! | `connection` | one of them: its stream and keys |
 //! | `identity` | who connects, and the keys that follow |
 //! | `wire` | frames; pure |
@@ -34,6 +35,7 @@
 
 mod accept;
 pub mod address;
+mod calls;
 mod connect;
 mod connection;
 pub mod identity;
@@ -63,12 +65,15 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 
 pub use address::{Advertised, TcpCard};
+pub(crate) use calls::{Called, Calls};
+pub use connect::connect_within;
 pub use listen::Listening;
 
 use crate::secure::Secret;
 use crate::{Card, Config, Cost, Error, Forked, Link, Region, Result};
 use accept::Acceptor;
 use address::{Candidate, Filter, Interface, candidates};
+use calls::Callers;
 use link::{Common, TcpLink};
 use meeting::{Arrival, Arrivals};
 use outgoing::Gone;
@@ -136,9 +141,11 @@ impl Tcp {
             timeout: config.start_timeout,
             records_per_key: config.encrypt.then_some(config.records_per_key),
             arrivals: Arrivals::new(waker),
+            callers: Callers::default(),
             waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
+            stop: config.stop.clone(),
         });
         let filter = Filter::parse(&config.interfaces);
         let index = cards[..me].iter().filter(|card| card.host == cards[me].host).count();
@@ -174,6 +181,11 @@ impl Tcp {
     /// The way to `peer`, which is one of those that [`Tcp::start`] was given.
     pub fn link(&self, peer: usize) -> Arc<dyn Link> {
         self.links[self.slots[&peer]].clone()
+    }
+
+    /// The peers, to talk to beside the links; works as long as this answers its port.
+    pub(crate) fn calls(&self) -> Calls {
+        Calls::new(self.common.clone(), self.links.iter().map(|link| (link.peer, link.clone())).collect())
     }
 
     /// Moves what can move without waiting: receives, and sends what waits. True if something moved.
@@ -233,10 +245,22 @@ impl Tcp {
         Ok(())
     }
 
+    /// Wakes whoever is in [`Tcp::park`], from any thread.
+    pub fn waker(&self) -> impl Fn() + Send + Sync + 'static {
+        let common = self.common.clone();
+        move || common.arrivals.wake()
+    }
+
     /// Why `peer` is gone, if it is, in order or not: nothing more comes from it.
     pub fn lost(&self, peer: usize) -> Option<String> {
         let link = &self.links[*self.slots.get(&peer)?];
         link.gone().map(|gone| gone.cause.clone())
+    }
+
+    /// Why the peer's end of the connection is no more, if its own system has said so.
+    pub fn ended(&self, peer: usize) -> Option<String> {
+        let link = &self.links[*self.slots.get(&peer)?];
+        link.gone().filter(|gone| gone.ended).map(|gone| gone.cause.clone())
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -277,19 +301,19 @@ impl Tcp {
             incoming.read(&Memory { region: &self.region, landings: &landings }, &mut inbox.buffer);
         drop(landings);
         if let Some(end) = end {
-            self.ended(inbox, slot, end);
+            self.over(inbox, slot, end);
         }
         moved
     }
 
     #[cold]
-    fn ended(&self, inbox: &mut Inbox, slot: usize, end: End) {
+    fn over(&self, inbox: &mut Inbox, slot: usize, end: End) {
         inbox.live.retain(|&s| s != slot);
         inbox.incoming[slot] = None;
         let link = &self.links[slot];
         let error = match end {
             End::Goodbye => link.end(Gone::goodbye()),
-            End::Lost(cause) => link.end(Gone::lost(cause)),
+            End::Lost { cause, ended } => link.end(Gone { ended, ..Gone::lost(cause) }),
             End::Broke(what) => {
                 let _ = link.end(Gone::lost(format!("it broke the protocol: {what}")));
                 Some(Error::Protocol { rank: link.peer, what })
@@ -327,6 +351,11 @@ impl Tcp {
     /// Something has failed: peers may never take what was sent to them, and leaving does not wait for that.
     pub fn give_up(&self) {
         self.common.given_up.store(true, Ordering::Release);
+    }
+
+    /// What was put is read no more: a connection on which some of it still waits ends.
+    pub fn let_go(&self) {
+        self.links.iter().for_each(|link| link.let_go());
     }
 
     /// Leaves in order: what waits is sent, then a goodbye, and the peers' kernels have it.

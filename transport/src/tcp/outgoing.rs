@@ -15,6 +15,8 @@ use super::wire::goodbye;
 pub struct Gone {
     /// It said goodbye.
     pub orderly: bool,
+    /// Its own system said so: it said goodbye, or its kernel closed the connection.
+    pub ended: bool,
     /// What was seen.
     pub cause: String,
 }
@@ -24,13 +26,14 @@ impl Gone {
     pub fn goodbye() -> Gone {
         Gone {
             orderly: true,
+            ended: true,
             cause: "it closed its endpoint (it finished, or gave up for a reason of its own)".into(),
         }
     }
 
     /// It vanished.
     pub fn lost(cause: impl Into<String>) -> Gone {
-        Gone { orderly: false, cause: cause.into() }
+        Gone { orderly: false, ended: false, cause: cause.into() }
     }
 }
 
@@ -41,6 +44,8 @@ pub struct Outgoing {
     pub pending: Pending,
     /// Why nothing can be sent any more. What the peer said before is still to be read, and tells whose fault it is.
     pub broken: Option<String>,
+    /// The peer's system broke it.
+    pub reset: bool,
     /// Something that the peer should have got was not sent. Signals alone say what this rank can take from it: who
     /// leaves in order needs that no more.
     pub owes: bool,
@@ -51,7 +56,7 @@ const TURN: usize = 4 << 20;
 
 impl Outgoing {
     pub fn new(connection: Arc<Connection>) -> Outgoing {
-        Outgoing { connection, pending: Pending::default(), broken: None, owes: false }
+        Outgoing { connection, pending: Pending::default(), broken: None, reset: false, owes: false }
     }
 
     /// Whether something waits that the kernel did not take.
@@ -77,6 +82,7 @@ impl Outgoing {
     /// Sending failed: lent memory is not touched from here on, and the receiving half comes to its end.
     pub fn fail(&mut self, e: &io::Error) {
         self.broken = Some(format!("sending to it failed: {e}"));
+        self.reset = matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
         self.pending.clear();
         let _ = self.connection.stream.shutdown(Shutdown::Both);
     }

@@ -28,7 +28,12 @@ pub enum End {
     /// The peer left in order.
     Goodbye,
     /// It vanished.
-    Lost(String),
+    Lost {
+        /// What was seen.
+        cause: String,
+        /// Its own system ended the connection.
+        ended: bool,
+    },
     /// It sent what nobody may send.
     Broke(String),
 }
@@ -161,13 +166,14 @@ impl Frames {
 
     /// How many bytes came, or why none will. `within` says that something was half received that no frame shows.
     fn received(&self, got: io::Result<Option<usize>>, within: bool) -> Result<Option<usize>, End> {
-        let cause = match got {
-            Ok(Some(0)) => "it closed the connection without a goodbye".into(),
+        let (cause, ended) = match got {
+            Ok(Some(0)) => ("it closed the connection without a goodbye".into(), true),
             Ok(some) => return Ok(some),
-            Err(e) => e.to_string(),
+            Err(e) => (e.to_string(), e.kind() == io::ErrorKind::ConnectionReset),
         };
         let between = self.decoder.between_frames() && !within;
-        Err(End::Lost(format!("{cause}{}", if between { "" } else { ", in the middle of a message" })))
+        let cause = format!("{cause}{}", if between { "" } else { ", in the middle of a message" });
+        Err(End::Lost { cause, ended })
     }
 
     fn parse(&mut self, memory: &Memory<'_>, mut input: &[u8]) -> Result<(), End> {

@@ -53,7 +53,7 @@ impl Scene {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.victim.port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let common = &self.victim.tcp.common;
-        let identity = Identity { from: 2, to: 0, encrypts: common.records_per_key.is_some() };
+        let identity = Identity { from: 2, to: 0, encrypts: common.records_per_key.is_some(), talks: false };
         let mut session: Session<TcpStream> = initiate(stream, &self.secret, accept::CONTEXT).unwrap();
         session.send(&identity.encode()).unwrap();
         assert_eq!(session.receive(256).unwrap(), accept::WELCOME);
@@ -345,7 +345,7 @@ fn records_that_are_not_the_next_ones_end_the_connection() {
 #[test]
 fn a_handshake_that_goes_on_wrong_is_sent_away() {
     let scene = Scene::new(&config());
-    let identity = |from, to| Identity { from, to, encrypts: false }.encode().to_vec();
+    let identity = |from, to| Identity { from, to, encrypts: false, talks: false }.encode().to_vec();
     let session = || {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, scene.victim.port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -358,7 +358,7 @@ fn a_handshake_that_goes_on_wrong_is_sent_away() {
         ("for another rank", identity(2, 1), "looks for rank 1, this is rank 0"),
         (
             "encrypted",
-            Identity { from: 2, to: 0, encrypts: true }.encode().to_vec(),
+            Identity { from: 2, to: 0, encrypts: true, talks: false }.encode().to_vec(),
             "ND_ENCRYPT is 1 on rank 2",
         ),
         ("too long", [identity(2, 0), vec![0]].concat(), ""),

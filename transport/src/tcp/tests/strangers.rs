@@ -60,7 +60,7 @@ fn a_recorded_handshake_another_job_and_a_wrong_identity_are_sent_away() {
     // A peer that knows the secret, up to where it would be welcome.
     let recorder = Recorder { stream: knock(port), written: vec![] };
     let mut session = initiate(recorder, &secret, accept::CONTEXT).unwrap();
-    let wrong = identity::Identity { from: 0, to: 7, encrypts: false };
+    let wrong = identity::Identity { from: 0, to: 7, encrypts: false, talks: false };
     session.send(&wrong.encode()).unwrap();
     let answer = session.receive(256).unwrap();
     assert_eq!(String::from_utf8_lossy(&answer), "looks for rank 7, this is rank 1");
