@@ -444,16 +444,14 @@ impl Channel {
     pub fn claim(&self, len: u64, term: Option<Body>) -> Option<*mut u8> {
         let message = self.begun + 1;
         let grant = self.own.grant(grant(message));
-        if self.mapped.is_none() {
-            return None;
-        }
+        self.mapped?;
         let (offset, for_what) = grant.offered(message)?;
         let returned = for_what == len | RETURNS && term == Some(Body::Window { offset, len });
         if for_what != len && !returned {
             return None;
         }
         let to = self.link.map(offset, len)?;
-        grant.claim(message).then(|| to.as_ptr())
+        grant.claim(message).then_some(to.as_ptr())
     }
 
     /// Takes back what was opened as [`Open::Mapped`]; false as long as the peer is storing there.
