@@ -80,11 +80,13 @@ pub const FORMS: [Named; 8] = [
             g.all_reduce(&mut two, ReduceOp::Sum)
         })
     }),
-    named("all_reduce(", true, |c, n| Ok(drop(c.all_reduce_start(vec![1f32; n], ReduceOp::Sum)?.wait()?))),
+    named("all_reduce(", true, |c, n| {
+        c.all_reduce_start(vec![1f32; n], ReduceOp::Sum)?.wait().map(drop).map_err(Into::into)
+    }),
     named("barrier(", true, |c, _| Ok(c.barrier_start()?.wait()?)),
     named("all_gather(", true, |c, n| {
         let all = vec![0f32; n * c.world_size()];
-        Ok(drop(c.all_gather_start(vec![1f32; n], all)?.wait()?))
+        c.all_gather_start(vec![1f32; n], all)?.wait().map(drop).map_err(Into::into)
     }),
     named("all_reduce(", true, |c, n| {
         let mut buffer = c.alloc::<f32>(n)?;
