@@ -2,6 +2,7 @@
 //! that says so.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,8 +10,9 @@ use std::time::{Duration, Instant};
 use nd_comm::Error;
 use nd_comm::choose::Chooser;
 use nd_comm::communicator::Communicator;
+use nd_comm::config::Config;
 use nd_comm::number::ReduceOp;
-use nd_comm::recorder::{Dump, Verdict, diagnose};
+use nd_comm::recorder::{Dump, diagnose};
 use nd_tests::calls::COLLECTIVES;
 use nd_tests::worlds::{Kind, each, world, world_with};
 
@@ -111,44 +113,49 @@ fn threads_that_come_in_different_orders_are_told() {
     }
 }
 
+/// Each rank calls on one of two communicators that the other is not in, and then on the other one.
+fn opposite_orders(what: &str, ranks: &[Communicator], dumps: Option<&Path>) {
+    let began = Instant::now();
+    let gate = Barrier::new(2);
+    each(ranks, |comm| {
+        let (x, y) = (comm.split(0, 0).expect("split"), comm.split(0, 0).expect("split"));
+        let (first, second) = if comm.rank() == 0 { (&x, &y) } else { (&y, &x) };
+        let call = |comm: &Communicator| comm.all_reduce(&mut [1f32; 9], ReduceOp::Sum);
+        let error = call(first).expect_err("the other does not come");
+        let Error::Timeout { standstill, .. } = &error else { panic!("{what}: {error}") };
+        let missing: Vec<usize> = standstill.missing.iter().map(|m| m.rank).collect();
+        assert_eq!(missing, [1 - comm.rank()], "{what}: {error}");
+        assert!(error.to_string().contains("all_reduce(9 × float, sum) as call 1"), "{what}: {error}");
+        for (name, part) in [("x", &x), ("y", &y)] {
+            let path = dumps.map(|folder| folder.join(format!("{name}{}.json", comm.rank())));
+            path.map_or(Ok(()), |path| part.dump_recorder(path)).expect("a file");
+        }
+        gate.wait();
+        // The other one was not called: it is told what became of it.
+        let late = call(second).and_then(|()| second.barrier());
+        assert!(matches!(late, Err(Error::Timeout { told_by: Some(_), .. })), "{what}: {late:?}");
+    });
+    assert!(began.elapsed() < SOON, "{what}: {:?}", began.elapsed());
+}
+
 #[test]
-fn two_communicators_in_opposite_orders_fail_at_the_deadline_and_say_so() {
+fn two_communicators_in_opposite_orders_fail_at_the_deadline() {
     for kind in kinds(2) {
-        let ranks = world_with(&kind, 2, &Chooser::default(), SHORT);
-        let began = Instant::now();
-        let dumps = tempfile::tempdir().expect("a folder");
-        let gate = Barrier::new(2);
-        each(&ranks, |comm| {
-            let (x, y) = (comm.split(0, 0).expect("split"), comm.split(0, 0).expect("split"));
-            let (first, second) = if comm.rank() == 0 { (&x, &y) } else { (&y, &x) };
-            let error = first.all_reduce(&mut [1f32; 9], ReduceOp::Sum).expect_err("the other does not come");
-            let Error::Timeout { standstill, .. } = &error else { panic!("{kind:?}: {error}") };
-            let missing: Vec<usize> = standstill.missing.iter().map(|m| m.rank).collect();
-            assert_eq!(missing, [1 - comm.rank()], "{kind:?}: {error}");
-            assert!(error.to_string().contains("all_reduce(9 × float, sum) as call 1"), "{kind:?}: {error}");
-            for (name, part) in [("x", &x), ("y", &y)] {
-                let path = dumps.path().join(format!("{name}{}.json", comm.rank()));
-                part.dump_recorder(path).expect("a file");
-            }
-            gate.wait();
-            // The other one was not called: it is told what became of it.
-            let late = second.all_reduce(&mut [1f32; 9], ReduceOp::Sum).and_then(|()| second.barrier());
-            assert!(matches!(late, Err(Error::Timeout { told_by: Some(_), .. })), "{kind:?}: {late:?}");
-        });
-        assert!(began.elapsed() < SOON, "{kind:?}: {:?}", began.elapsed());
-        // Whoever has the recorders' files of both is told the cause.
-        let files = std::fs::read_dir(dumps.path()).expect("a folder").flatten();
-        let read =
-            |path: std::path::PathBuf| Dump::parse(&std::fs::read(path).expect("a file")).expect("a dump");
-        let found = diagnose(&files.map(|file| read(file.path())).collect::<Vec<_>>());
-        let texts: Vec<&str> = found
-            .iter()
-            .flat_map(|d| &d.findings)
-            .filter(|f| f.verdict != Verdict::Fine)
-            .map(|f| &f.text[..])
-            .collect();
-        assert!(texts.iter().any(|t| t.contains("different orders")), "{kind:?}: {texts:?}");
+        opposite_orders(&format!("{kind:?}"), &world_with(&kind, 2, &Chooser::default(), SHORT), None);
     }
+}
+
+#[test]
+fn the_recorders_of_both_tell_that_the_orders_differ() {
+    let dumps = tempfile::tempdir().expect("a folder");
+    let config = Config::default().with_timeout(SHORT);
+    let ranks = Communicator::local_with(2, &config).expect("communicators");
+    opposite_orders("local", &ranks, Some(dumps.path()));
+    let files = std::fs::read_dir(dumps.path()).expect("a folder").flatten();
+    let read = |path: PathBuf| Dump::parse(&std::fs::read(path).expect("a file")).expect("a dump");
+    let found = diagnose(&files.map(|file| read(file.path())).collect::<Vec<_>>());
+    let texts: Vec<&str> = found.iter().flat_map(|d| &d.findings).map(|f| &f.text[..]).collect();
+    assert!(texts.iter().any(|text| text.contains("different orders")), "{texts:?}");
 }
 
 #[test]

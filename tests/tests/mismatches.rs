@@ -342,6 +342,25 @@ fn sends_and_receives_that_do_not_match() {
     });
 }
 
+/// The others are done with the call, or with their part of it, and wait in the next one meanwhile.
+#[test]
+fn a_rank_that_comes_late_is_no_disagreement() {
+    let mut cases = Vec::new();
+    for kind in [Kind::Local, Kind::PutOnly, Kind::Shm, Kind::Tcp] {
+        cases.extend(COLLECTIVES.iter().flat_map(|call| [0, 2].map(|late| (kind.clone(), *call, late))));
+    }
+    at_once(&cases, |(kind, call, late)| {
+        each(&world_with(kind, 4, &Chooser::default(), DEADLINE), |comm| {
+            comm.barrier().expect("all are there");
+            if comm.rank() == *late {
+                thread::sleep(Duration::from_millis(900));
+            }
+            let result = (call.make)(comm, 70_000).and_then(|()| comm.barrier());
+            result.unwrap_or_else(|e| panic!("{kind:?}, {}, rank {late} is late: {e}", call.shown));
+        });
+    });
+}
+
 #[test]
 fn in_place_and_out_of_place_match() {
     for (kind, n) in kinds() {

@@ -206,7 +206,13 @@ impl Channel {
 
     #[inline]
     fn refresh(&mut self) {
-        self.credit = slot_words::freed(self.own.word(CREDIT));
+        self.credit = self.freed();
+    }
+
+    /// How many descriptors the peer has consumed, as far as it has told.
+    #[inline]
+    pub fn freed(&self) -> u64 {
+        slot_words::freed(self.own.word(CREDIT))
     }
 
     /// How many descriptors were posted.

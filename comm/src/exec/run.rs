@@ -410,7 +410,9 @@ impl Runner {
     /// The messages that the run cannot go on without at present.
     pub fn messages(&self, segments: &[Segment], channels: &Channels) -> Vec<Awaited> {
         let mut messages = Vec::new();
-        let sent = self.sent.iter().enumerate().skip(self.complete).filter(|(_, sent)| sent.posted);
+        // Not in the order in which they were sent: a slow receiver holds up the count, not the others.
+        let sent =
+            self.sent.iter().enumerate().skip(self.complete).filter(|(_, sent)| sent.is_awaited(channels));
         let queued = self.active.iter().flat_map(|queue| &self.queues[*queue]);
         let unsent: Vec<usize> = sent.map(|(message, _)| message).chain(queued.map(|p| p.message)).collect();
         for message in unsent {
