@@ -38,11 +38,11 @@ fn storm(stop: &AtomicBool) {
         let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
         let threads = threads.filter_map(|entry| entry.file_name().to_str()?.parse::<i64>().ok());
         for thread in threads.filter(|thread| *thread != own) {
-            let signal = if round % 2 == 0 { libc::SIGUSR1 } else { libc::SIGALRM };
+            let signal = if round.is_multiple_of(2) { libc::SIGUSR1 } else { libc::SIGALRM };
             // SAFETY: a signal that has a handler, to a thread of this process, or to none.
             unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) };
         }
-        if round % 100 == 0 {
+        if round.is_multiple_of(100) {
             // Its end is a SIGCHLD.
             let _ = std::process::Command::new("true").status();
         }

@@ -18,7 +18,7 @@ use crate::exec::stamp::Stamp;
 fn push(ring: &Ring, number: u32) {
     let stamp = Stamp { sequence: number, count: number.into(), root: number, ..Stamp::default() };
     ring.push(
-        New { stamp: &stamp, peer: number, sends: number % 2 == 0, bytes: number.into() },
+        New { stamp: &stamp, peer: number, sends: number.is_multiple_of(2), bytes: number.into() },
         number.into(),
     );
 }
