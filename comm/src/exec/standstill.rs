@@ -1,6 +1,6 @@
 //! What is known when the time for a call is up: where each rank is, and what follows from it. Pure.
 //!
-//! Whoever gives up tells all others its [`Whereabouts`]; one of them makes a [`Standstill`] of what was told, and all
+//! Whoever gives up tells all others where it is; one of them makes a [`Standstill`] of what was told, and all
 //! return that one.
 
 #[cfg(test)]

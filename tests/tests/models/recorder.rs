@@ -38,7 +38,7 @@ fn who_reads_meanwhile_sees_whole_entries() {
             let n = e.stamp.sequence;
             assert!([1, 2].contains(&n));
             let all = (e.number, e.stamp.count, e.stamp.root, e.peer, e.sends, e.bytes, e.entered);
-            assert_eq!(all, (n.into(), n.into(), n, n, n % 2 == 0, n.into(), n.into()));
+            assert_eq!(all, (n.into(), n.into(), n, n, n.is_multiple_of(2), n.into(), n.into()));
         }
         writer.join().expect("no panic");
         assert_eq!(ring.entries().len(), 1);
