@@ -1,11 +1,11 @@
-# `make bench` runs the main job, `make test` everything that must hold, `make compare` the comparison with other
-# libraries, `make targets` all of that which has a target, `make predict` the cost model beside measurements. Each
-# installs what it needs first.
+# `make bench` runs the main job, `make test` everything that must hold, `make fuzz` every parser on bytes of all kinds,
+# `make torture` worlds in which ranks die, `make compare` the comparison with other libraries, `make targets` all of
+# that which has a target, `make predict` the cost model beside measurements. Each installs what it needs first.
 
 CARGO ?= cargo
 BENCH ?= allreduce
 
-.PHONY: fuzz bench test compare targets predict setup setup-test check unit docs
+.PHONY: fuzz bench test torture compare targets predict setup setup-test check unit docs
 
 bench: setup
 	$(CARGO) build --release --locked -p nd-tools
@@ -29,9 +29,16 @@ predict: setup
 
 test: setup-test check docs unit
 
-# Every parser of outside bytes, a minute each; needs a nightly Rust.
-fuzz:
-	@scripts/fuzz
+# Ranks that die, stop, abort or go astray at random moments, in about ten minutes; SEED=NUMBER repeats a run, and
+# TORTURE="--fault stop --over tcp ..." narrows it (see `torture --help`).
+torture: setup
+	$(CARGO) build --release --locked -p nd-tests --bin torture
+	@target/release/torture $(if $(SEED),--seed $(SEED)) $(TORTURE)
+
+# Every parser of outside bytes, SECONDS_EACH seconds each.
+SECONDS_EACH ?= 60
+fuzz: setup-test
+	@scripts/fuzz $(SECONDS_EACH)
 
 setup:
 	@scripts/setup

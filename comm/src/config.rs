@@ -10,6 +10,7 @@
 
 mod environment;
 mod known;
+mod logging;
 mod values;
 
 use std::collections::BTreeMap;
@@ -20,9 +21,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nd_transport::secure::Secret;
-use tracing::level_filters::LevelFilter;
 
 pub use environment::Environment;
+pub use logging::Logging;
 pub use values::{Bad, algorithms, duration, nearest, ports, secret, size};
 
 use crate::cost::Calibration;
@@ -93,7 +94,7 @@ pub struct Config {
     /// `ND_RECORDER_CALLS`, `ND_RECORDER_DIR`, `ND_TRACE`.
     pub recorder: recorder::Settings,
     /// `ND_DEBUG`.
-    pub debug: LevelFilter,
+    pub debug: Logging,
     /// What to tell the user, once: names that mean nothing here, misspelt ones.
     pub warnings: Vec<String>,
     sources: BTreeMap<&'static str, Source>,
@@ -153,7 +154,7 @@ impl Default for Config {
             job: String::new(),
             rendezvous: None,
             recorder: recorder::Settings::default(),
-            debug: LevelFilter::WARN,
+            debug: Logging::default(),
             warnings: Vec::new(),
             sources: BTreeMap::new(),
         }
@@ -208,7 +209,7 @@ impl Config {
     }
 
     /// Takes what the TOML text says; stronger than what was there.
-    fn read_toml(&mut self, text: &str, path: PathBuf) -> Result<()> {
+    pub(crate) fn read_toml(&mut self, text: &str, path: PathBuf) -> Result<()> {
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
             wrong(
                 "ND_CONF_FILE",
@@ -469,7 +470,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(config.transport.transport, nd_transport::Choice::Tcp);
-        assert_eq!(config.debug, LevelFilter::INFO);
+        assert_eq!(config.debug, Logging::default());
         assert_eq!(config.transport.family, nd_transport::Family::V6);
         assert_eq!(config.algorithms, vec![Rule { names: vec!["ring".to_owned()], ..Rule::default() }]);
         assert_eq!(config.rendezvous.unwrap().to_string(), "10.0.0.1:4000");

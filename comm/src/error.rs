@@ -1,9 +1,9 @@
 //! What can go wrong in a communicator.
 
 use std::fmt;
-use std::time::Duration;
 
 use crate::exec::stamp::Stamp;
+use crate::exec::standstill::Standstill;
 
 /// The result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -57,17 +57,15 @@ pub enum Error {
         /// Bytes that were expected.
         expected: u64,
     },
-    /// A deadline passed inside a call.
-    #[error("rank {rank}: {call} did not finish within {:.1} s; still waiting for {waiting}", .after.as_secs_f64())]
+    /// The time for a call was up, on this rank or another; every rank that is alive is told the same.
+    #[error("rank {rank}: {standstill}")]
     Timeout {
         /// This rank.
         rank: usize,
-        /// Which call, with its sequence number.
-        call: String,
-        /// For how long.
-        after: Duration,
-        /// Which ranks it waits for, and where they are.
-        waiting: String,
+        /// Which call, who has entered it and who has not.
+        standstill: Box<Standstill>,
+        /// The rank that said so, unless this rank's own time was up.
+        told_by: Option<usize>,
     },
     /// Another rank reported that it failed.
     #[error("rank {rank} gave up because rank {culprit} failed: {why}")]
@@ -86,6 +84,16 @@ pub enum Error {
         rank: usize,
         /// The first failure.
         why: String,
+    },
+    /// A rank aborted the communicator: this one, or another that this one was told of.
+    #[error("rank {rank}: {who} aborted this communicator; make a new one")]
+    Aborted {
+        /// This rank.
+        rank: usize,
+        /// The rank that aborted it.
+        culprit: usize,
+        /// The same, with its host and process.
+        who: String,
     },
     /// The communicator cannot shrink or grow.
     #[error("rank {rank}: {call}: {problem}; {remedy}")]

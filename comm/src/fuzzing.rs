@@ -1,5 +1,6 @@
 //! Parsers that are private, for the fuzz targets in `comm/fuzz`.
 
+use crate::config::Config;
 use crate::exec::report::Report;
 use crate::exec::stamp::Stamp;
 use crate::rendezvous::wire;
@@ -28,4 +29,12 @@ pub fn report(bytes: &[u8]) {
         Stamp::from_wire(word(3), word(4), word(5) as u32),
     );
     assert!(!one.beside(&other).is_empty());
+}
+
+/// A configuration file.
+pub fn config_file(text: &str) {
+    let mut config = Config::default();
+    if config.read_toml(text, "nd.toml".into()).is_ok() {
+        let _ = config.settings();
+    }
 }

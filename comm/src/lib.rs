@@ -20,6 +20,10 @@
 //! | [`recorder`] | the last calls of each communicator, traces, and who is to blame |
 //! | [`buffer`] | memory that peers reach without a copy |
 
+/// The atomic types of the lock-free parts, which the model checker in `nd-tests` compiles with its own.
+mod atomics {
+    pub use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+}
 pub mod buffer;
 pub mod choose;
 pub mod communicator;
@@ -44,6 +48,7 @@ pub use error::{Error, Result};
 pub mod prelude {
     pub use crate::buffer::{Buffer, Owned};
     pub use crate::communicator::Communicator;
+    pub use crate::communicator::abort::AbortHandle;
     pub use crate::communicator::pending::{Pending, Returned};
     pub use crate::config::Config;
     pub use crate::error::{Error, Result};

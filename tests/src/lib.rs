@@ -3,19 +3,23 @@
 //! | module | what |
 //! |---|---|
 //! | [`worlds`] | ranks as threads of one process, over every transport, real or broken on purpose |
+//! | [`calls`] | every call, to be made with given counts |
 //! | [`hosts`] | namespaces as hosts |
 //! | [`collectives`] | every collective once, for ranks that have been through something |
 //! | [`oracle`] | the reproducible order of reduction, in a few lines |
 //! | [`jobs`] | jobs of such processes, to be killed or stopped |
 //! | [`processes`] | ranks as processes, and what the system says of them |
+//! | [`torture`] | ranks that die, stop, abort or go astray at random moments |
 //! | [`sample`] | element types, with values to test them on |
 
+pub mod calls;
 pub mod collectives;
 pub mod hosts;
 pub mod jobs;
 pub mod oracle;
 pub mod processes;
 pub mod sample;
+pub mod torture;
 pub mod worlds;
 
 /// What a test may need that a machine may lack.

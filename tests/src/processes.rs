@@ -115,32 +115,49 @@ impl Process {
         let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap_or_default();
         let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let memory = memory.and_then(|m| m.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
-        Usage { files: count("fd"), threads: count("task"), memory }
+        Usage { files: count("fd"), threads: self.threads(), memory }
+    }
+
+    /// Its threads. One that was joined may be on its way out for a while yet, on a busy machine; it counts no more.
+    fn threads(&self) -> usize {
+        const EXITING: u64 = 4;
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.id()));
+        let stats = tasks.into_iter().flatten().flatten().filter_map(|task| {
+            // pid (name) state ppid pgrp session tty_nr tpgid flags …; see proc_pid_stat(5).
+            let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+            stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse::<u64>().ok()
+        });
+        stats.filter(|flags| flags & EXITING == 0).count()
     }
 
     /// The TCP ports that it listens on.
     pub fn ports(&self) -> Vec<u16> {
-        let sockets: Vec<String> = fs::read_dir(format!("/proc/{}/fd", self.id()))
-            .into_iter()
-            .flatten()
-            .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()?.into_os_string().into_string().ok())
-            .filter_map(|link| Some(link.strip_prefix("socket:[")?.trim_end_matches(']').to_owned()))
-            .collect();
-        let mut ports = Vec::new();
-        for table in ["tcp", "tcp6"] {
-            let text = fs::read_to_string(format!("/proc/{}/net/{table}", self.id())).unwrap_or_default();
-            for line in text.lines().skip(1) {
-                // sl local_address rem_address st … inode; see proc_net_tcp(5). 0A: it listens.
-                let fields: Vec<&str> = line.split_whitespace().collect();
-                let inode = fields.get(9).is_some_and(|inode| sockets.iter().any(|s| s == inode));
-                if inode && fields.get(3) == Some(&"0A") {
-                    let port = fields[1].rsplit_once(':').map(|(_, port)| u16::from_str_radix(port, 16));
-                    ports.extend(port.and_then(Result::ok));
-                }
+        ports(self.id())
+    }
+}
+
+/// The TCP ports that a process listens on.
+pub fn ports(process: u32) -> Vec<u16> {
+    let sockets: Vec<String> = fs::read_dir(format!("/proc/{process}/fd"))
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()?.into_os_string().into_string().ok())
+        .filter_map(|link| Some(link.strip_prefix("socket:[")?.trim_end_matches(']').to_owned()))
+        .collect();
+    let mut ports = Vec::new();
+    for table in ["tcp", "tcp6"] {
+        let text = fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
+        for line in text.lines().skip(1) {
+            // sl local_address rem_address st … inode; see proc_net_tcp(5). 0A: it listens.
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let inode = fields.get(9).is_some_and(|inode| sockets.iter().any(|s| s == inode));
+            if inode && fields.get(3) == Some(&"0A") {
+                let port = fields[1].rsplit_once(':').map(|(_, port)| u16::from_str_radix(port, 16));
+                ports.extend(port.and_then(Result::ok));
             }
         }
-        ports
     }
+    ports
 }
 
 impl Drop for Process {

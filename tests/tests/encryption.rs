@@ -14,7 +14,8 @@ use nd_transport::{Choice, Endpoint};
 
 /// Bytes after which the pattern repeats itself: every packet of payload holds all of it.
 const PERIOD: usize = 64;
-const LEN: usize = 4 << 20;
+/// Payload in a frame's head, behind it, in a slot of the receiver's, and straight to where it belongs.
+const LENGTHS: [usize; 4] = [PERIOD, 16 * PERIOD, 16 << 10, 4 << 20];
 
 /// A socket that gets every packet of the loopback interface; none without the right to.
 fn listener() -> Option<OwnedFd> {
@@ -76,7 +77,7 @@ fn listen(fd: &OwnedFd, pattern: &[u8], secret: &Secret, stop: &AtomicBool) -> S
 }
 
 /// Two ranks reduce the pattern by TCP; what they have then is what it was.
-fn reduce(pattern: &[u8], secret: &Secret, encrypt: bool) {
+fn reduce(pattern: &[u8], len: usize, secret: &Secret, encrypt: bool) {
     let config = nd_transport::Config {
         transport: Choice::Tcp,
         encrypt,
@@ -93,7 +94,7 @@ fn reduce(pattern: &[u8], secret: &Secret, encrypt: bool) {
                 let endpoint = opening.connect(rank, cards, &secret, deadline).unwrap();
                 let comm =
                     Communicator::on(endpoint, secret, Chooser::default(), Duration::from_secs(60)).unwrap();
-                let mut values: Vec<u8> = pattern.iter().copied().cycle().take(LEN).collect();
+                let mut values: Vec<u8> = pattern.iter().copied().cycle().take(len).collect();
                 comm.all_reduce(&mut values, ReduceOp::Max).unwrap();
                 assert!(values.chunks(PERIOD).all(|chunk| chunk == pattern));
             });
@@ -107,22 +108,60 @@ fn a_listener_sees_the_payload_without_encryption_and_nothing_with_it() {
     if listener().is_none() {
         return skip(test, Need::Root);
     }
-    for encrypt in [false, true] {
+    for (encrypt, len) in [false, true].into_iter().flat_map(|e| LENGTHS.map(|len| (e, len))) {
         let pattern: [u8; PERIOD] = std::array::from_fn(|_| rand::random());
         let secret = Secret::random();
         let (fd, stop) = (listener().unwrap(), AtomicBool::new(false));
         let seen = std::thread::scope(|s| {
             let listens = s.spawn(|| listen(&fd, &pattern[..PERIOD / 2], &secret, &stop));
-            reduce(&pattern, &secret, encrypt);
+            reduce(&pattern, len, &secret, encrypt);
             stop.store(true, Ordering::Release);
             listens.join().unwrap()
         });
-        println!("encrypted: {encrypt}: {seen:?}");
+        println!("encrypted: {encrypt}, {len} bytes: {seen:?}");
         // Each rank sends half of its bytes at the least.
-        assert!(seen.bytes >= LEN, "{seen:?}");
+        assert!(seen.bytes >= len, "{seen:?}");
         assert_eq!(seen.with_pattern > 0, !encrypt, "{seen:?}");
         assert_eq!(seen.with_secret, 0, "{seen:?}");
     }
+}
+
+/// The start is always encrypted: what ranks tell each other of themselves is nobody else's business.
+#[test]
+fn a_listener_sees_nothing_of_the_start() {
+    let test = "a_listener_sees_nothing_of_the_start";
+    if listener().is_none() {
+        return skip(test, Need::Root);
+    }
+    let secret = Secret::random();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let join = |rank: usize| {
+        let environment: nd_comm::config::Environment = [
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", "2".into()),
+            ("MASTER_ADDR", "127.0.0.1".into()),
+            ("MASTER_PORT", port.to_string()),
+        ]
+        .into_iter()
+        .collect();
+        let launch = nd_comm::launch::Launch::from_environment(&environment).unwrap();
+        let config = Config::default().with_secret(secret.clone()).with_transport(Choice::Tcp);
+        Communicator::from_launch(&launch, &config).unwrap().barrier().unwrap();
+    };
+    let (fd, stop) = (listener().unwrap(), AtomicBool::new(false));
+    let seen = std::thread::scope(|s| {
+        // A word of every card.
+        let listens = s.spawn(|| listen(&fd, b"\"host_name\"", &secret, &stop));
+        std::thread::scope(|s| {
+            s.spawn(|| join(1));
+            join(0);
+        });
+        stop.store(true, Ordering::Release);
+        listens.join().unwrap()
+    });
+    println!("{seen:?}");
+    // Two cards there, and both back.
+    assert!(seen.bytes > 2000 && seen.with_pattern == 0 && seen.with_secret == 0, "{seen:?}");
 }
 
 #[test]

@@ -87,6 +87,7 @@ fn ranks_show_it_in_no_output_and_on_no_command_line() {
         let mut ranks: Vec<Process> = (0..2)
             .map(|rank| {
                 let number = rank.to_string();
+                let trace = folder.path().join("trace-%r.json");
                 // One has it in the environment, the other in a file.
                 let how =
                     if rank == 0 { ("ND_SECRET", given) } else { ("ND_SECRET_FILE", file.to_str().unwrap()) };
@@ -98,6 +99,8 @@ fn ranks_show_it_in_no_output_and_on_no_command_line() {
                     ("ND_TRANSPORT", "tcp"),
                     ("ND_ENCRYPT", "1"),
                     ("ND_DEBUG", "trace"),
+                    ("ND_TRACE", trace.to_str().unwrap()),
+                    ("ND_RECORDER_DIR", folder.path().to_str().unwrap()),
                     ("ND_TEST_END", end),
                     ("RUST_BACKTRACE", "full"),
                     how,
@@ -116,6 +119,16 @@ fn ranks_show_it_in_no_output_and_on_no_command_line() {
             assert!(said.contains("(set)") || said.contains("Secret(…)"), "{said}");
             assert_eq!(seen(&secret, Some(given), said.as_bytes()), None, "{end}:\n{said}");
         }
+        // What they wrote: traces, and flight recorders where they failed.
+        let mut written = 0;
+        for path in std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()) {
+            if path != file {
+                let bytes = std::fs::read(&path).unwrap();
+                written += usize::from(path.extension().is_some_and(|e| e == "json") && !bytes.is_empty());
+                assert_eq!(seen(&secret, Some(given), &bytes), None, "{end}: {}", path.display());
+            }
+        }
+        assert!(written >= if end == "error" { 4 } else { 2 }, "{end}: {written} files");
     }
 }
 

@@ -284,6 +284,40 @@ fn all_name_the_rank_that_stopped() {
 }
 
 #[test]
+fn what_goes_wrong_on_purpose_is_told_by_those_who_go_on() {
+    let environment = [("ND_TIMEOUT", "1500ms"), ("ND_RECORDER_DIR", "none")];
+    for (fault, transport, went_on) in [
+        ("kill:2@200ms", "shm", 2),
+        ("kill:0@100ms", "tcp", 2),
+        ("stop:1@50ms", "shm", 2),
+        ("exit:1@50ms", "tcp", 2),
+        ("abort:2@50ms", "tcp", 3),
+        ("mismatch:0@50ms", "shm", 3),
+        ("kill:1@50ms,abort:0@5m", "shm", 2),
+    ] {
+        let line = format!("allreduce --ranks 3 --transport {transport} -e 64K -f 8 --fault {fault}");
+        let out = with(&line, &environment);
+        let said = stdout(&out);
+        let told = said.lines().filter(|l| l.starts_with("# rank ") && l.contains(" s: "));
+        assert_eq!(told.count(), went_on, "{fault}: {said}");
+        let all = format!("# {went_on} of {went_on} ranks that went on named rank");
+        assert!(said.contains(&all) && said.contains("a call may wait 1.5 s"), "{fault}: {said}");
+    }
+    let out = with("allreduce --ranks 2 --threads -e 4K --fault abort:1@20ms", &environment);
+    assert_eq!(stdout(&out).lines().filter(|l| l.contains("aborted this communicator")).count(), 2);
+    for (line, parts) in [
+        ("allreduce --fault kil:2@3s", &["did you mean kill?", "such as kill:2@3s"][..]),
+        ("allreduce --ranks 2 --fault stop:2", &["stop:2: no such rank; ranks are 0 to 1"]),
+        ("allreduce --ranks 2 --threads --fault exit:1", &["leave out --threads"]),
+        ("allreduce --fault kill:1 --plot x.svg", &["cannot be used with"]),
+    ] {
+        let out = nd_bench(line);
+        assert_eq!(out.status.code(), Some(2), "{line}: {}", stderr(&out));
+        parts.iter().for_each(|part| assert!(stderr(&out).contains(part), "{line}: {}", stderr(&out)));
+    }
+}
+
+#[test]
 fn links_are_measured_and_the_file_is_used() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("costs.toml");

@@ -1,24 +1,20 @@
 //! How a sleeping rank is woken by a peer that wrote into its memory.
 //!
-//! A rank that is about to sleep says so in a word of its region, looks once more whether what it waits for is
-//! there, and sleeps: on the word itself (futex), or, when it also waits for sockets, in `poll` with a datagram
-//! socket among them. A peer writes, then looks at the word, and only if the rank sleeps makes a system call. A
-//! full fence on both sides, between the write and the look, makes sure that one of the two sees the other.
+//! A rank that is about to sleep says so in a word of its region, see [`sleep_word`], and sleeps: on the word itself
+//! (futex), or, when it also waits for sockets, in `poll` with a datagram socket among them. A peer writes, then looks at
+//! the word, and only if the rank sleeps makes a system call.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use crate::sleep_word::{self, ASLEEP, IN_POLL, announce};
 use crate::sys;
 use crate::{Error, Result};
-
-const AWAKE: u32 = 0;
-const ASLEEP: u32 = 1;
-const IN_POLL: u32 = 2;
 
 /// Rings at one peer.
 #[derive(Debug, Default)]
@@ -36,15 +32,14 @@ impl Bell {
     /// Wakes the peer if it sleeps; called after writing what it may wait for.
     #[inline]
     pub fn ring(&self, word: &AtomicU32) {
-        fence(Ordering::SeqCst);
-        if word.load(Ordering::Relaxed) != AWAKE {
+        if sleep_word::may_sleep(word) {
             self.ring_sleeper(word);
         }
     }
 
     #[cold]
     fn ring_sleeper(&self, word: &AtomicU32) {
-        match word.swap(AWAKE, Ordering::SeqCst) {
+        match sleep_word::to_be_woken(word) {
             ASLEEP => sys::futex_wake(word),
             IN_POLL => {
                 let socket = self.socket.get_or_init(|| self.dial().ok());
@@ -95,13 +90,4 @@ pub(crate) fn sleep(word: &AtomicU32, timeout: Duration, ready: impl FnOnce() ->
 /// Sleeps in `poll`, unless `ready` turns out to hold.
 pub(crate) fn sleep_in_poll(word: &AtomicU32, ready: impl FnOnce() -> bool, poll: impl FnOnce()) {
     announce(word, IN_POLL, ready, poll);
-}
-
-fn announce(word: &AtomicU32, how: u32, ready: impl FnOnce() -> bool, sleep: impl FnOnce()) {
-    word.store(how, Ordering::SeqCst);
-    fence(Ordering::SeqCst);
-    if !ready() {
-        sleep();
-    }
-    word.store(AWAKE, Ordering::SeqCst);
 }

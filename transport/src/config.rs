@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::Stop;
 use crate::tcp::seal::RECORDS_PER_KEY;
 
 /// Which transport to use.
@@ -68,6 +69,8 @@ pub struct Config {
     pub loopback_only: bool,
     /// Encrypted records after which a connection changes its key. Not a setting of the user: tests make it small.
     pub records_per_key: u64,
+    /// Ends a start that goes on. Not a setting of the user; clones share it.
+    pub stop: Stop,
 }
 
 impl Default for Config {
@@ -86,6 +89,7 @@ impl Default for Config {
             local_address: None,
             loopback_only: false,
             records_per_key: RECORDS_PER_KEY,
+            stop: Stop::default(),
         }
     }
 }

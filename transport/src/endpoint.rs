@@ -15,10 +15,12 @@ use crate::mapped::Mapped;
 use crate::parley::{self, Number, Parley};
 use crate::region::{Neighbours, SLEEP};
 use crate::secure::Secret;
-use crate::shm::{self, Arena, ShmLink};
+use crate::shm::{self, Arena, Limit, ShmLink};
 use crate::tcp::TcpCard;
 use crate::tcp::{self, Tcp};
-use crate::{Card, Choice, Config, Error, HostId, Link, Region, Result, Transport, Window, sys};
+use crate::{
+    Card, Choice, Config, Error, HostId, Link, OnStop, Region, Result, Stop, Transport, Window, sys,
+};
 
 /// How long a wait spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(200);
@@ -28,6 +30,8 @@ const SPIN_ALONE: Duration = Duration::from_micros(10);
 const SPIN_ALONE_TCP: Duration = Duration::from_micros(50);
 /// How often a long wait looks at the world: lost peers, reported failures.
 const TICK: Duration = Duration::from_millis(100);
+/// Longer timeouts are cut to a century, which every clock can hold.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Polls between two looks at the clock.
 const POLLS: u32 = 64;
 /// The same where others wait for the core.
@@ -73,7 +77,10 @@ pub struct Endpoint {
     spin: Duration,
     spin_alone: Duration,
     polls: u32,
+    /// Its `stop` ends what this endpoint waits for.
     config: Config,
+    /// Wakes this rank where it sleeps when that is asked.
+    _woken: OnStop,
 }
 
 /// How a rank is reached.
@@ -83,6 +90,18 @@ pub(crate) enum Way {
     Local(Arc<LocalLink>),
     Shm(Arc<ShmLink>),
     Tcp(Arc<dyn Link>),
+}
+
+impl Way {
+    /// Whether a word there can be used to wake the rank; by TCP none is.
+    fn has_word(&self, at: u64) -> bool {
+        let mapped = match self {
+            Way::Own | Way::Tcp(_) => return true,
+            Way::Local(link) => &link.mapped,
+            Way::Shm(link) => &link.mapped,
+        };
+        at.is_multiple_of(8) && mapped.map(at, 8).is_some()
+    }
 }
 
 /// What an endpoint is made of.
@@ -133,7 +152,14 @@ impl Opening {
             sys::allow_cross_memory();
         }
         let bell_socket = bell_socket(locals.len(), cards.len(), &card, SLEEP)?;
-        let arena = Arena::join(&shm, rank, &locals, deadline)?;
+        let gone = |rank: usize, surely: bool| {
+            let (host, cause) = (cards.get(rank)?.host_name.clone(), gone(&cards[rank], surely)?);
+            Some(Error::PeerLost { rank, host, cause })
+        };
+        let limit = Limit { deadline, stop: &config.stop, gone: &gone };
+        let arena = Arena::join(&shm, rank, &locals, limit)?;
+        // From here on it is the endpoint that may be stopped.
+        let config = Config { stop: Stop::default(), ..config };
         let place = |r: usize| locals.iter().position(|l| l.0 == r);
         let me = place(rank).expect("a rank shares memory with itself");
         let region = arena.region(me);
@@ -174,6 +200,12 @@ impl Opening {
             config,
         }))
     }
+}
+
+/// What is seen of a process of this host that is gone, or that somebody surely saw to be.
+fn gone(card: &Card, surely: bool) -> Option<String> {
+    let gone = surely || process_start(card.pid) != Some(card.process_start);
+    gone.then(|| format!("its process {} is gone", card.pid))
 }
 
 /// The name of the socket that wakes a rank's endpoint that has its sleep word there.
@@ -222,12 +254,19 @@ impl Deriving {
         secret: &Secret,
     ) -> Result<Endpoint> {
         let Deriving { header, tcp, card } = self;
+        let config = Config { stop: Stop::default(), ..parent.config.clone() };
         let rank = members.iter().position(|&m| m == parent.rank).expect("a rank derives groups of its own");
         let with_tcp = |(&m, derived): (&usize, &DerivedCard)| {
             let card = parent.cards.get(m)?.clone();
             Some(Card { tcp: derived.tcp.clone().unwrap_or(card.tcp), ..card })
         };
         let full: Vec<Card> = members.iter().zip(cards).filter_map(with_tcp).collect();
+        for (peer, (&member, derived)) in members.iter().zip(cards).enumerate() {
+            let what = || format!("its card: a sleep word at {:#x}, which is not there", derived.sleep);
+            if !parent.ways[member].has_word(derived.sleep) {
+                return Err(Error::Protocol { rank: peer, what: what() });
+            }
+        }
         let far: Vec<_> =
             (0..members.len()).filter(|&r| matches!(parent.ways[members[r]], Way::Tcp(_))).collect();
         let bell_socket = match full.get(rank) {
@@ -236,7 +275,7 @@ impl Deriving {
         };
         let tcp = match (tcp, far.is_empty()) {
             (Some(tcp), false) => {
-                Some(Tcp::start(tcp, rank, &full, &far, secret, parent.region.clone(), &parent.config)?)
+                Some(Tcp::start(tcp, rank, &full, &far, secret, parent.region.clone(), &config)?)
             }
             _ => None,
         };
@@ -265,7 +304,7 @@ impl Deriving {
             name: parent.name.clone(),
             crowded,
             cards: full,
-            config: parent.config.clone(),
+            config,
         }))
     }
 }
@@ -311,6 +350,13 @@ impl Endpoint {
             Way::Shm(link) => Some(link.clone() as Arc<dyn Link>),
             Way::Tcp(link) => Some(link.clone()),
         };
+        let (asleep, waker) = (region.clone(), tcp.as_ref().map(Tcp::waker));
+        let woken = config.stop.on_ask(move || {
+            Bell::default().ring(asleep.word(sleep));
+            if let Some(wake) = &waker {
+                wake();
+            }
+        });
         Endpoint {
             rank,
             links: ways.iter().map(link).collect(),
@@ -334,6 +380,7 @@ impl Endpoint {
             name,
             cards,
             spin: config.spin.unwrap_or(SPIN),
+            _woken: woken,
             config,
         }
     }
@@ -390,7 +437,8 @@ impl Endpoint {
     pub fn who(&self, rank: usize) -> String {
         match self.cards.get(rank) {
             Some(card) => format!("rank {rank} ({}, pid {})", card.host_name, card.pid),
-            None => format!("rank {rank}"),
+            // A thread of this process.
+            None => format!("rank {rank} ({}, pid {})", host_name(), std::process::id()),
         }
     }
 
@@ -428,10 +476,24 @@ impl Endpoint {
         }
     }
 
+    /// Ends what this rank waits for here: [`Endpoint::wait`] calls its `tick` at once, and nobody connects any more in
+    /// order to put something.
+    pub fn stop(&self) -> &Stop {
+        &self.config.stop
+    }
+
     /// Something has failed: leaving does not wait until the peers have what was sent to them, beyond a moment.
     pub fn give_up(&self) {
         if let Some(tcp) = &self.tcp {
             tcp.give_up();
+        }
+    }
+
+    /// All memory that was put may be reused from here on: what was not flushed is not sent any more, and the peers that it
+    /// was for lose this rank.
+    pub fn let_go(&self) {
+        if let Some(tcp) = &self.tcp {
+            tcp.let_go();
         }
     }
 
@@ -440,11 +502,7 @@ impl Endpoint {
         let cause = match &self.ways[peer] {
             Way::Own => None,
             Way::Local(link) => link.lost().then(|| "lost on purpose".to_string()),
-            Way::Shm(_) => {
-                let card = &self.cards[peer];
-                let gone = process_start(card.pid) != Some(card.process_start);
-                gone.then(|| format!("its process {} is gone", card.pid))
-            }
+            Way::Shm(_) => gone(&self.cards[peer], false),
             Way::Tcp(_) => self.tcp.as_ref().and_then(|tcp| tcp.lost(peer)),
         }?;
         let host = self.cards.get(peer).map_or_else(host_name, |card| card.host_name.clone());
@@ -487,7 +545,8 @@ impl Endpoint {
     }
 
     /// Waits until `look` says done; false when `timeout` passed first. In between, everything that can move moves.
-    /// `tick` is called now and then during long waits; its error ends the wait.
+    /// `tick` is called now and then during long waits, and at once, one time, when [`Endpoint::stop`] was asked; its
+    /// error ends the wait.
     ///
     /// Spins for a while, then sleeps until a peer signals.
     pub fn wait<E: From<Error>>(
@@ -501,6 +560,8 @@ impl Endpoint {
         let mut deadline = None;
         let mut since = None;
         let mut next_tick = None;
+        let stop = &self.config.stop;
+        let mut stopped = false;
         loop {
             let moved = self.progress()?;
             match look()? {
@@ -517,12 +578,13 @@ impl Endpoint {
                 continue;
             }
             let now = Instant::now();
-            let deadline = *deadline.get_or_insert(now + timeout);
+            let deadline = *deadline.get_or_insert(now + timeout.min(LONGEST));
             if now >= deadline {
                 return Ok(false);
             }
             let tick_at = *next_tick.get_or_insert(now + TICK);
-            if now >= tick_at {
+            if now >= tick_at || (stop.asked() && !stopped) {
+                stopped = stop.asked();
                 tick()?;
                 next_tick = Some(now + TICK);
             }
@@ -531,7 +593,7 @@ impl Endpoint {
                 let mut found = Ok(Step::Idle);
                 self.sleep((deadline - now).min(TICK), || {
                     found = look();
-                    !matches!(found, Ok(Step::Idle))
+                    !matches!(found, Ok(Step::Idle)) || (stop.asked() && !stopped)
                 })?;
                 match found? {
                     Step::Done => {

@@ -21,6 +21,10 @@
 //! [`Endpoint::open`] makes the [`Card`] that peers need to reach this rank; with the cards of all ranks,
 //! [`Opening::connect`] gives the [`Endpoint`]. How the cards travel is not this crate's business.
 
+/// The atomic types of the lock-free parts, which the model checker in `nd-tests` compiles with its own.
+mod atomics {
+    pub use std::sync::atomic::{AtomicU32, Ordering, fence};
+}
 mod bell;
 mod card;
 mod config;
@@ -37,6 +41,8 @@ mod parley;
 mod region;
 pub mod secure;
 pub mod shm;
+mod sleep_word;
+mod stop;
 pub mod strangers;
 mod sys;
 pub mod tcp;
@@ -50,6 +56,7 @@ pub use host::{HostId, host_name, last_cache};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
 pub use parley::{Heard, Parley};
 pub use region::{Region, Window};
+pub use stop::{OnStop, Stop};
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
 pub const PROTOCOL: u32 = 5;

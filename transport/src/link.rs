@@ -106,7 +106,8 @@ pub trait Link: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// Parts longer than [`INLINE_PART`] bytes stay valid and unchanged until [`Link::flushed`] says so of the
-    /// ticket, or the link's endpoint is dropped; shorter ones may be reused at once.
+    /// ticket, or [`Endpoint::let_go`](crate::Endpoint::let_go) was called, or the link's endpoint is dropped; shorter ones may
+    /// be reused at once.
     unsafe fn put(&self, parts: &[Part], at: u64, signal: Option<Signal>) -> Result<Ticket>;
 
     /// Whether a put needs no connection to be made first.
@@ -118,6 +119,10 @@ pub trait Link: Send + Sync + fmt::Debug {
     fn reach(&self, _within: Duration) -> Result<bool> {
         Ok(true)
     }
+
+    /// Puts a copy of `bytes`, with a signal, when the peer connects, if it ever does: for a rank that gives up and cannot
+    /// reach the peer. Nothing where no connection is needed.
+    fn leave_word(&self, _bytes: &[u8], _at: u64, _signal: Signal) {}
 
     /// Raises a counter at the peer, after all earlier puts.
     fn signal(&self, signal: Signal) -> Result<()>;

@@ -207,7 +207,8 @@ impl<S: Read + Write> Session<S> {
             return Err(refused(format!("sent a message of {len} bytes, the limit is {max}")));
         }
         let len = len as usize;
-        let mut message = Vec::with_capacity(len);
+        // Whoever announces much has to send it before it costs memory.
+        let mut message = Vec::with_capacity(len.min(PLAIN_MAX));
         message.extend_from_slice(first);
         while message.len() < len {
             let n = self.open(&mut plain)?;

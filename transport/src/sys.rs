@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{
     Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
 };
@@ -19,13 +19,28 @@ use crate::{Error, Result};
 pub const PAGE: usize = 4096;
 
 /// A memory file without a name, `len` bytes long, all zero; it costs nothing until it is touched and is gone with
-/// its last user.
+/// its last user. Nobody who has it can make it shorter: memory that is mapped stays there.
 pub fn memory_file(len: u64) -> Result<OwnedFd> {
-    let fd =
-        memfd_create(c"nd", MemfdFlags::CLOEXEC).map_err(|e| Error::system("creating a memory file", e))?;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = memfd_create(c"nd", flags).map_err(|e| Error::system("creating a memory file", e))?;
     ftruncate(&fd, len)
         .map_err(|e| Error::system(format!("reserving {len} bytes of a memory file (see `ulimit -f`)"), e))?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .map_err(|e| Error::system("fixing the length of a memory file", e))?;
     Ok(fd)
+}
+
+/// Whether the file has `len` bytes and keeps them, whatever those do who have it too: memory that is mapped from
+/// beyond a file's end is a fault when it is touched.
+pub fn keeps_length(file: &impl AsFd, len: u64) -> io::Result<()> {
+    let size = fstat(file)?.st_size;
+    if size < 0 || (size as u64) < len {
+        return Err(io::Error::other(format!("the memory file has {size} bytes where {len} belong")));
+    }
+    match fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
+        true => Ok(()),
+        false => Err(io::Error::other("the memory file could be made shorter while it is mapped")),
+    }
 }
 
 /// A shared mapping of a memory file.
@@ -157,7 +172,10 @@ pub unsafe fn read_process(pid: u32, from: u64, to: *mut u8, len: usize) -> io::
         // SAFETY: `local` lies in the caller's buffer; the kernel checks `remote` against the other process.
         let n = unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
         match n {
-            -1 => return Err(io::Error::last_os_error()),
+            -1 => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
             0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
             n => done += n as usize,
         }

@@ -38,8 +38,8 @@ pub struct Group<'b> {
 
 impl Communicator {
     /// Performs the calls that `collect` makes on the group, all at the same time, and returns when all are done.
-    /// Ranks make the same collective calls in the same order; sends and receives match in their order for each pair
-    /// of ranks, and may also concern the rank itself. If `collect` fails, nothing is performed.
+    /// Ranks make the same collective calls in the same order, in groups or one by one: a group of two matches two single
+    /// calls. Sends and receives match in their order for each pair of ranks, and may also concern the rank itself. If `collect` fails, nothing is performed.
     pub fn group<'b, R>(&self, collect: impl FnOnce(&mut Group<'b>) -> Result<R>) -> Result<R> {
         let calls = Vec::with_capacity(USUAL);
         let mut group = Group { arguments: self.arguments(), calls, buffers: PhantomData };

@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`abort`] | the end, from any thread |
 //! | `arguments` | checks arguments; nothing is sent before all is well |
 //! | `open` | rendezvous, links, settings |
 //! | `calls` | the blocking calls |
@@ -11,8 +12,10 @@
 //! | `split` | smaller groups |
 //! | `shrink` | those who are left after a failure |
 //! | `grow` | more ranks |
+//! | `summary` | what is logged of a world that has come to be |
 //! | `worker` | who performs calls, one after the other |
 
+pub mod abort;
 mod arguments;
 mod calls;
 pub mod group;
@@ -22,13 +25,14 @@ pub mod pending;
 mod shrink;
 mod split;
 mod start;
+mod summary;
 mod worker;
 
 use std::fmt;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
-use nd_transport::{Abilities, Endpoint, Forked, Region};
+use nd_transport::{Abilities, Endpoint, Forked, OnStop, Region};
 
 use crate::buffer::Buffer;
 use crate::choose::Chooser;
@@ -45,12 +49,35 @@ use worker::Worker;
 
 /// A group of ranks that make the same calls in the same order.
 ///
+/// # Threads
 /// Calls from several threads of one rank are performed one after the other, in the order in which they come; then
 /// every rank's threads must come in the same order, so give each thread a communicator of its own
-/// ([`Communicator::split`]). Cloning gives another handle to the same communicator.
+/// ([`Communicator::split`]). Ranks whose threads come in different orders get [`Error::Mismatch`] where the calls
+/// differ; where they are alike, they are matched in the order in which they come, whoever makes them.
+///
+/// One thread that calls on several communicators does so in the same order as its peers on other ranks. Where two ranks
+/// are each in a call that the other has not yet come to, both calls fail when their time is up; the error says where
+/// each rank is, and `nd-topo diagnose`, given the recorders' files, that the orders differ.
+///
+/// # Time
+/// Cloning gives another handle to the same communicator, and so does [`Communicator::with_timeout`], which may wait for a
+/// longer or shorter time. When the time for a call is up on any rank, the call fails on all with [`Error::Timeout`], which
+/// says everywhere the same: who has entered the call, who has not, and what those did last.
+///
+/// # Leaving
+/// Dropping the last handle ends what was started and is not done, and tells peers that still wait for this rank. It never
+/// panics, and mostly takes microseconds. It takes longer only while peers over TCP do not take what was sent to them, at
+/// most as long as a start or a call may take, whichever is less ([`Config::start_timeout`](crate::config::Config::start_timeout),
+/// [`Config::timeout`](crate::config::Config)); 2 s at most if a call has failed or was aborted or ended before, and up to
+/// 10 s more where a peer that is a thread of this process is just then storing into a buffer of such a call.
+///
+/// # Forks
+/// In the child of a fork every call fails with [`Error::Forked`]; the parent goes on.
 #[derive(Clone)]
 pub struct Communicator {
     shared: Arc<Shared>,
+    /// How long calls by this handle may wait.
+    timeout: Duration,
 }
 
 struct Shared {
@@ -65,6 +92,8 @@ struct Shared {
     secret: nd_transport::secure::Secret,
     recorder: Arc<Recorder>,
     worker: Worker,
+    /// Aborts it when the handle of its settings is asked to.
+    handle: OnceLock<OnStop>,
     /// Whether this communicator was shrunk; held meanwhile.
     shrunk: Mutex<bool>,
 }
@@ -96,18 +125,10 @@ impl Communicator {
         recorder: Recorder,
     ) -> Communicator {
         let (rank, world_size) = (endpoint.rank(), endpoint.world_size());
-        let region = endpoint.region().clone();
-        let aborted = Arc::new(AtomicBool::new(false));
+        tracing::debug!("rank {rank} of {world_size} of communicator {}", recorder.communicator());
+        let (region, timeout) = (endpoint.region().clone(), config.timeout);
         let recorder = Arc::new(recorder);
-        let engine = Engine::new(
-            endpoint,
-            inbox,
-            inboxes,
-            chooser.clone(),
-            config.timeout,
-            aborted.clone(),
-            recorder.clone(),
-        );
+        let engine = Engine::new(endpoint, inbox, inboxes, chooser.clone(), recorder.clone());
         let shared = Shared {
             rank,
             world_size,
@@ -118,10 +139,34 @@ impl Communicator {
             config,
             secret,
             recorder,
-            worker: Worker::new(rank, engine, aborted),
+            worker: Worker::new(rank, engine),
+            handle: OnceLock::new(),
             shrunk: Mutex::new(false),
         };
-        Communicator { shared: Arc::new(shared) }
+        Communicator { shared: Arc::new(shared), timeout }
+    }
+
+    /// A handle to the same communicator whose calls may wait for so long: blocking ones, groups, and started ones from
+    /// when they begin, which is when those that were started before are done. The others' handles stay as they are. The
+    /// parts that [`Communicator::split`] makes of the handle take its time over.
+    ///
+    /// The first rank whose time is up ends the call for all.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use nd_comm::prelude::*;
+    /// # let ranks = Communicator::local(1)?;
+    /// # let comm = &ranks[0];
+    /// comm.with_timeout(Duration::from_secs(5)).barrier()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn with_timeout(&self, timeout: Duration) -> Communicator {
+        Communicator { shared: self.shared.clone(), timeout }
+    }
+
+    /// How long calls by this handle may wait: `ND_TIMEOUT`, unless [`Communicator::with_timeout`] says otherwise.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// This rank, from 0.
@@ -260,7 +305,7 @@ impl Communicator {
             return Err(Error::Forked { rank: self.rank() });
         }
         // SAFETY: the caller's promise.
-        unsafe { self.shared.worker.perform(calls) }
+        unsafe { self.shared.worker.perform(calls, self.timeout) }
     }
 }
 

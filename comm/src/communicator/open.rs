@@ -8,8 +8,8 @@ use nd_transport::secure::Secret;
 use nd_transport::{Card, Endpoint, Opening};
 use serde::{Deserialize, Serialize};
 
-use super::Communicator;
 use super::grow::Lineage;
+use super::{Communicator, summary};
 use crate::choose::{Asked, Chooser};
 use crate::config::{Config, Rule};
 use crate::cost::{Calibration, calibration};
@@ -18,7 +18,7 @@ use crate::exec::layout;
 use crate::launch::Launch;
 use crate::recorder::{self, Folder, Identity, Peer, Recorder};
 use crate::rendezvous::{Joined, Meeting, UniqueId, join_with};
-use crate::schedule::{self, Collective};
+use crate::schedule::{self, Collective, Layout};
 
 impl Communicator {
     /// The world that a launcher started this process in: `nd-run`, torchrun, mpirun, srun, an indexed Kubernetes
@@ -75,7 +75,8 @@ impl Communicator {
                 };
                 let identity = Identity::world(endpoint.rank(), (0..n).map(peer).collect(), &secret);
                 let recorder = Recorder::new(identity, &config.recorder.of_threads());
-                Communicator::on_with(endpoint, secret.clone(), chooser.clone(), config.clone(), recorder)
+                let (secret, chooser) = (secret.clone(), chooser.clone());
+                Communicator::on_with(endpoint, secret, chooser, config.clone(), recorder)?.heeding(&config)
             })
             .collect()
     }
@@ -117,8 +118,30 @@ impl Communicator {
         Ok(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, config, recorder))
     }
 
+    /// Is aborted by the handle of these settings.
+    fn heeding(self, config: &Config) -> Result<Communicator> {
+        let (stop, aborting) = (&config.transport.stop, self.shared.worker.aborting().clone());
+        if stop.asked() {
+            return Err(ended(self.rank()));
+        }
+        let _ = self.shared.handle.set(stop.on_ask(move || aborting.abort()));
+        Ok(self)
+    }
+
     /// `lineage` is of the communicator that grows, on its ranks.
     pub(super) fn open(
+        meeting: Meeting,
+        rank: usize,
+        world_size: usize,
+        config: &Config,
+        lineage: Option<&Lineage>,
+    ) -> Result<Communicator> {
+        let opened = Communicator::try_open(meeting, rank, world_size, config, lineage);
+        let stopped = config.transport.stop.asked() && opened.is_err();
+        if stopped { Err(ended(rank)) } else { opened }
+    }
+
+    fn try_open(
         meeting: Meeting,
         rank: usize,
         world_size: usize,
@@ -132,7 +155,7 @@ impl Communicator {
         let failed = |source| Error::Transport { rank, source };
         // What this rank cannot open is found out before any other rank waits for it.
         drop(Endpoint::open(&config.transport).map_err(failed)?);
-        let deadline = Instant::now() + config.start_timeout();
+        let deadline = Instant::now() + config.start_timeout().min(LONGEST);
         let on_loopback = meeting.on_loopback();
         let mut opening: Option<Opening> = None;
         let mut card = |local: Option<IpAddr>| {
@@ -141,7 +164,7 @@ impl Communicator {
                 // Whoever asks for an interface wants it.
                 loopback_only: on_loopback && config.transport.interfaces.is_empty(),
                 // A call may have to connect first.
-                start_timeout: config.start_timeout().min(config.timeout),
+                start_timeout: config.start_timeout().min(config.timeout).min(LONGEST),
                 ..config.transport.clone()
             };
             let opened = Endpoint::open(&transport).map_err(failed)?;
@@ -178,9 +201,19 @@ impl Communicator {
         let recorder = Recorder::new(identity, &config.recorder);
         let opening = opening.expect("whoever joined has given a card");
         let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(failed)?;
-        Communicator::on_with(endpoint, secret, chooser, Arc::new(config.clone()), recorder)
+        summary::log(&endpoint, &Layout::new(&endpoint.hosts()), config);
+        Communicator::on_with(endpoint, secret, chooser, Arc::new(config.clone()), recorder)?.heeding(config)
     }
 }
+
+/// The error of a start that this rank's program ended.
+fn ended(rank: usize) -> Error {
+    let who = format!("rank {rank} ({}, pid {})", nd_transport::host_name(), std::process::id());
+    Error::Aborted { rank, culprit: rank, who }
+}
+
+/// Longer timeouts are cut to a century, which every clock can hold.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// What a rank tells the others when it joins.
 #[derive(Serialize, Deserialize)]

@@ -64,7 +64,7 @@ impl Communicator {
             Err(error) => return Err(Returned { error, buffers: Some(buffers) }),
         };
         // SAFETY: the job keeps the buffers until the result is there.
-        match unsafe { self.shared.worker.start(vec![call], Box::new(buffers)) } {
+        match unsafe { self.shared.worker.start(vec![call], self.timeout, Box::new(buffers)) } {
             Ok(done) => Ok(Pending { done, communicator: self.clone(), buffers: std::marker::PhantomData }),
             Err((error, keep)) => Err(Returned { error, buffers: Some(self::buffers(keep)) }),
         }

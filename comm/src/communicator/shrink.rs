@@ -256,16 +256,15 @@ impl Communicator {
     /// The ranks of a new group meet; `meanwhile` runs until it is told to stop.
     fn meet(&self, meanwhile: impl FnOnce(&AtomicBool) + Send) -> Result<()> {
         let config = &self.shared.config;
-        let worker = &self.shared.worker;
+        let patient = self.with_timeout(config.start_timeout());
         let stop = Arc::new(AtomicBool::new(false));
-        worker.with_engine(|engine| engine.set_timeout(config.start_timeout()));
-        let met = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let stopped = stop.clone();
             let name = format!("nd-shrinks-{}", self.rank());
             let thread =
                 std::thread::Builder::new().name(name).spawn_scoped(scope, move || meanwhile(&stopped));
             let met = match thread {
-                Ok(_) => self.barrier(),
+                Ok(_) => patient.barrier(),
                 Err(source) => {
                     let source = nd_transport::Error::System { what: "starting a thread".into(), source };
                     Err(Error::Transport { rank: self.rank(), source })
@@ -273,9 +272,7 @@ impl Communicator {
             };
             stop.store(true, Ordering::Release);
             met
-        });
-        worker.with_engine(|engine| engine.set_timeout(config.timeout));
-        met
+        })
     }
 
     fn everyone(&self, ranks: &[usize]) -> String {

@@ -1,11 +1,16 @@
 //! Smaller groups of a communicator's ranks.
 
-use nd_transport::DerivedCard;
+use std::sync::Arc;
+
+use nd_transport::{Abilities, DerivedCard, Link};
 use serde::{Deserialize, Serialize};
 
 use super::Communicator;
 use crate::error::{Error, Result};
 use crate::exec::layout;
+
+/// Bytes that a rank's card may have.
+const CARD_MAX: u64 = 64 << 10;
 
 /// What the members of a new group tell each other.
 #[derive(Serialize, Deserialize)]
@@ -57,10 +62,12 @@ impl Communicator {
             .map(|(inbox, deriving)| MemberCard { card: deriving.card().clone(), inbox: inbox.offset() });
         let mut cards = self.exchange(&mine)?;
         let (Some((inbox, deriving)), Some(recorder)) = (begun, recorder) else { return Ok(None) };
-        let cards: Vec<MemberCard> = members
-            .iter()
-            .map(|&m| cards[m].take().expect("who has a color tells how to reach it"))
-            .collect();
+        let wrong = |rank, what: String| {
+            failed(nd_transport::Error::Protocol { rank, what: format!("its card: {what}") })
+        };
+        let mut card_of =
+            |&m: &usize| cards[m].take().ok_or_else(|| wrong(m, "none, although it has a color".into()));
+        let cards = members.iter().map(&mut card_of).collect::<Result<Vec<MemberCard>>>()?;
         let derived: Vec<DerivedCard> = cards.iter().map(|c| c.card.clone()).collect();
         let inboxes: Vec<u64> = cards.iter().map(|c| c.inbox).collect();
         let secret = self.shared.secret.derive(format!("split {all:?}").as_bytes());
@@ -69,9 +76,18 @@ impl Communicator {
             .worker
             .with_engine(|engine| deriving.connect(engine.endpoint(), &members, &derived, &secret))
             .map_err(failed)?;
+        let len = layout::inbox_len(members.len());
+        for (peer, &at) in inboxes.iter().enumerate() {
+            let maps = |link: &Arc<dyn Link>| link.abilities().contains(Abilities::MAP);
+            let link = endpoint.link(peer).filter(|link| maps(link));
+            if link.is_some_and(|link| !at.is_multiple_of(layout::LINE) || link.map(at, len).is_none()) {
+                return Err(wrong(members[peer], format!("an inbox at {at:#x}, which is not there")));
+            }
+        }
         let chooser = self.shared.chooser.clone();
         let config = self.shared.config.clone();
-        Ok(Some(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, config, recorder)))
+        let part = Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, config, recorder);
+        Ok(Some(part.with_timeout(self.timeout)))
     }
 
     /// Every rank's value, by rank.
@@ -79,6 +95,11 @@ impl Communicator {
         let bytes = serde_json::to_vec(mine).expect("cards are plain data");
         let mut lens = vec![0u64; self.world_size()];
         self.all_gather(&[bytes.len() as u64], &mut lens)?;
+        if let Some(peer) = lens.iter().position(|&len| len > CARD_MAX) {
+            let what = format!("its card has {} bytes, {CARD_MAX} are possible", lens[peer]);
+            let source = nd_transport::Error::Protocol { rank: peer, what };
+            return Err(Error::Transport { rank: self.rank(), source });
+        }
         let counts: Vec<usize> = lens.iter().map(|&l| l as usize).collect();
         let mut all = vec![0u8; counts.iter().sum()];
         self.all_gather_v(&bytes, &mut all, &counts)?;

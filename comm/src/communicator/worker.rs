@@ -4,11 +4,13 @@
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use super::abort::Aborting;
 use crate::error::{Error, Result};
 use crate::exec::engine::{Call, Engine};
 
@@ -16,7 +18,7 @@ use crate::exec::engine::{Call, Engine};
 pub(crate) struct Worker {
     rank: usize,
     engine: ManuallyDrop<Arc<Mutex<Engine>>>,
-    aborted: Arc<AtomicBool>,
+    aborting: Arc<Aborting>,
     queue: Mutex<Queue>,
     /// Jobs that were started and are not finished.
     waiting: Arc<AtomicUsize>,
@@ -33,6 +35,8 @@ pub(crate) type Keep = Box<dyn Any + Send>;
 
 struct Job {
     calls: Vec<Call>,
+    /// How long they may take once they begin.
+    timeout: Duration,
     done: Arc<Done>,
     /// Keeps the calls' buffers.
     keep: Keep,
@@ -73,14 +77,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Worker {
-    pub fn new(rank: usize, engine: Engine, aborted: Arc<AtomicBool>) -> Worker {
+    pub fn new(rank: usize, engine: Engine) -> Worker {
+        let engine = Arc::new(Mutex::new(engine));
         Worker {
             rank,
-            engine: ManuallyDrop::new(Arc::new(Mutex::new(engine))),
-            aborted,
+            aborting: Arc::new(Aborting::new(rank, &engine)),
+            engine: ManuallyDrop::new(engine),
             queue: Mutex::default(),
             waiting: Arc::default(),
         }
+    }
+
+    /// What ends it from other threads.
+    pub fn aborting(&self) -> &Arc<Aborting> {
+        &self.aborting
     }
 
     /// Looks at the engine, between calls.
@@ -88,30 +98,35 @@ impl Worker {
         f(&mut lock(&self.engine))
     }
 
-    /// Ends calls that are going on, and those that were started, at their next look at the world.
+    /// Ends calls that are going on, and those that were started.
     pub fn interrupt(&self) {
-        self.aborted.store(true, Ordering::Relaxed);
+        self.aborting.drop_calls();
     }
 
     /// Performs calls now, after those that were started.
     ///
     /// # Safety
     /// As for [`Engine::perform`].
-    pub unsafe fn perform(&self, calls: &[Call]) -> Result<()> {
+    pub unsafe fn perform(&self, calls: &[Call], timeout: Duration) -> Result<()> {
         if self.waiting.load(Ordering::Acquire) > 0 {
             // SAFETY: the caller's promise holds until this returns, and it waits for the result.
-            let done = unsafe { self.start(calls.to_vec(), Box::new(())) };
+            let done = unsafe { self.start(calls.to_vec(), timeout, Box::new(())) };
             return done.map_err(|(error, _)| error)?.wait().0;
         }
         // SAFETY: the caller's promise.
-        unsafe { lock(&self.engine).perform(calls) }
+        unsafe { lock(&self.engine).perform(calls, timeout) }
     }
 
     /// Has calls performed later, in their order.
     ///
     /// # Safety
     /// As for [`Engine::perform`], until the result is there; `keep` may own the buffers.
-    pub unsafe fn start(&self, calls: Vec<Call>, keep: Keep) -> Result<Arc<Done>, (Error, Keep)> {
+    pub unsafe fn start(
+        &self,
+        calls: Vec<Call>,
+        timeout: Duration,
+        keep: Keep,
+    ) -> Result<Arc<Done>, (Error, Keep)> {
         let done = Arc::new(Done::default());
         let mut queue = lock(&self.queue);
         if queue.jobs.is_none() {
@@ -129,7 +144,7 @@ impl Worker {
             }
         }
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        let job = Job { calls, done: done.clone(), keep };
+        let job = Job { calls, timeout, done: done.clone(), keep };
         let sent = queue.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         debug_assert!(sent, "the thread lives as long as its queue");
         Ok(done)
@@ -139,14 +154,15 @@ impl Worker {
     pub fn forget(&mut self) {
         let queue = std::mem::take(&mut *lock(&self.queue));
         std::mem::forget(queue);
+        self.aborting.forget();
         std::mem::forget(Arc::clone(&self.engine));
     }
 }
 
 fn work(jobs: &Receiver<Job>, engine: &Mutex<Engine>, waiting: &AtomicUsize) {
-    while let Ok(Job { calls, done, keep }) = jobs.recv() {
+    while let Ok(Job { calls, timeout, done, keep }) = jobs.recv() {
         // SAFETY: promised to `start`; the job keeps the buffers.
-        let result = unsafe { lock(engine).perform(&calls) };
+        let result = unsafe { lock(engine).perform(&calls, timeout) };
         waiting.fetch_sub(1, Ordering::AcqRel);
         done.set(result, keep);
     }
@@ -158,9 +174,10 @@ impl Drop for Worker {
         drop(jobs);
         if let Some(thread) = thread {
             // Whatever is still going on ends at its next look at the world.
-            self.aborted.store(true, Ordering::Relaxed);
+            self.aborting.drop_calls();
             let _ = thread.join();
         }
+        self.aborting.close();
         // SAFETY: dropped once, here.
         unsafe { ManuallyDrop::drop(&mut self.engine) };
     }

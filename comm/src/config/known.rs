@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nd_transport::{Choice, Family};
 
 use super::values::{self, Bad, bad};
-use super::{Auth, Config};
+use super::{Auth, Config, Logging};
 use crate::cost::Calibration;
 use crate::recorder::{Folder, Pattern};
 use crate::rendezvous::Address;
@@ -176,10 +176,11 @@ pub(super) const KNOWN: &[Known] = &[
     .nccl("NCCL_COMM_ID", same),
     known(
         "ND_DEBUG",
-        "warn",
-        |c, v| values::level(v).map(|l| c.debug = l),
+        "info",
+        |c, v| Logging::parse(v).map(|l| c.debug = l),
         |c| c.debug.to_string(),
-        "what to log: off, error, warn, info, debug, trace",
+        "what to log: off, error, warn, info (a line by rank 0), debug (every rank, every link), trace; by part: \
+         info,nd_transport=debug",
     )
     .nccl("NCCL_DEBUG", same),
     known(
@@ -325,7 +326,7 @@ pub(super) const OTHERS: &[&str] = &["ND_CONF_FILE", "ND_RESTART_COUNT"];
 pub(super) const FOREIGN: &[(&str, &str)] = &[
     ("NCCL_CONF_FILE", "the format is another; write a TOML file and name it in ND_CONF_FILE"),
     ("NCCL_PROTO", "there are no protocols to choose from"),
-    ("NCCL_DEBUG_SUBSYS", "use ND_DEBUG, or RUST_LOG for parts"),
+    ("NCCL_DEBUG_SUBSYS", "use ND_DEBUG, as in ND_DEBUG=info,nd_transport=debug"),
     ("NCCL_DEBUG_FILE", "redirect stderr instead"),
     ("NCCL_BUFFSIZE", "buffers follow from the chunk size that the cost model chooses"),
     ("NCCL_NTHREADS", "it is about GPU kernels"),

@@ -5,7 +5,6 @@ use std::time::Duration;
 use nd_transport::secure::Secret;
 use nd_transport::{Choice, Family, PortRange};
 use sha2::{Digest, Sha256};
-use tracing::level_filters::LevelFilter;
 
 use super::{Algorithms, Auth, Rule};
 use crate::schedule::Reduction;
@@ -123,19 +122,6 @@ pub(super) fn auth(text: &str) -> Result<Auth, Bad> {
         _ => {
             bad("no such kind of authentication", "write secret, or none if everyone on the network may join")
         }
-    }
-}
-
-/// Our levels, and NCCL's (`VERSION` and `ABORT` are its quietest two).
-pub(super) fn level(text: &str) -> Result<LevelFilter, Bad> {
-    match text.to_ascii_lowercase().as_str() {
-        "off" | "none" => Ok(LevelFilter::OFF),
-        "error" => Ok(LevelFilter::ERROR),
-        "warn" | "version" | "abort" => Ok(LevelFilter::WARN),
-        "info" => Ok(LevelFilter::INFO),
-        "debug" => Ok(LevelFilter::DEBUG),
-        "trace" => Ok(LevelFilter::TRACE),
-        _ => bad("no such level", "write off, error, warn, info, debug or trace"),
     }
 }
 

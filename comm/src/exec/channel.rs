@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nd_transport::{Abilities, Link, Part, Result, Signal, Ticket};
+use nd_transport::{Abilities, Error, Link, Part, Result, Signal, Ticket};
 
 use super::layout::{
     BODY, CREDIT, DESCRIPTORS, GRANT_AT, GRANT_LEN, HEAD, INLINE, LINE, SEQUENCE, SHORT, SHORT_MAPPED,
     SLOT_BYTES, SLOTS, descriptor, grant, slot,
 };
 use super::memory::{LaneMemory, copy, prefetch_to_write};
+use super::slot_words;
 use super::stamp::Stamp;
 
 /// From this many bytes on, a receiver that can map the sender's memory reads it there. Below, a copy through a
@@ -76,8 +77,6 @@ impl Body {
 
 /// In a grant's length: only for what comes of the message that lies there.
 const RETURNS: u64 = 1 << 63;
-/// In a grant's number: the sender is storing the message.
-const CLAIMED: u64 = 1 << 63;
 
 /// What a grant has opened to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,7 +183,7 @@ impl Channel {
         Body::Here { ptr, len }
     }
 
-    /// Whether a descriptor with this body can be posted.
+    /// Whether a descriptor with this body can be posted, or the peer says such nonsense that [`Channel::post`] refuses to.
     #[inline]
     pub fn has_room(&mut self, body: &Body) -> bool {
         self.fits(body) || {
@@ -202,12 +201,18 @@ impl Channel {
     #[inline]
     fn fits(&self, body: &Body) -> bool {
         let last = self.in_slots[(self.filled % SLOTS) as usize];
-        self.posted - self.credit < DESCRIPTORS && (!self.in_slot(body) || last <= self.credit)
+        self.posted.saturating_sub(self.credit) < DESCRIPTORS && (!self.in_slot(body) || last <= self.credit)
     }
 
     #[inline]
     fn refresh(&mut self) {
-        self.credit = self.own.word(CREDIT).load(Ordering::Acquire);
+        self.credit = self.freed();
+    }
+
+    /// How many descriptors the peer has consumed, as far as it has told.
+    #[inline]
+    pub fn freed(&self) -> u64 {
+        slot_words::freed(self.own.word(CREDIT))
     }
 
     /// How many descriptors were posted.
@@ -233,6 +238,9 @@ impl Channel {
     #[inline]
     pub unsafe fn post(&mut self, stamp: &Stamp, body: Body) -> Result<Ticket> {
         debug_assert!(self.fits(&body));
+        if self.credit > self.posted {
+            return Err(self.overdrawn());
+        }
         let at = descriptor(self.posted);
         self.posted += 1;
         let (filled, in_slot) = (slot(self.filled), self.in_slot(&body));
@@ -270,7 +278,7 @@ impl Channel {
                 for (i, word) in words.into_iter().enumerate() {
                     inbox.set(at + HEAD + 8 * i as u64, word);
                 }
-                inbox.word(at + SEQUENCE).store(self.posted, Ordering::Release);
+                slot_words::post(inbox.word(at + SEQUENCE), self.posted);
                 self.link.wake();
                 Ok(Ticket(0))
             }
@@ -298,11 +306,17 @@ impl Channel {
         }
     }
 
+    #[cold]
+    fn overdrawn(&self) -> Error {
+        let what = format!("it says that it has taken {} messages of {}", self.credit, self.posted);
+        Error::Protocol { rank: self.link.peer(), what }
+    }
+
     /// The next descriptor of the peer, if it has come; `Err` with the peer's stamp if it is not of this call.
     #[inline]
     pub fn peek(&self, stamp: &Stamp) -> Result<Option<Body>, Stamp> {
         let at = descriptor(self.taken);
-        if self.own.word(at + SEQUENCE).load(Ordering::Acquire) != self.taken + 1 {
+        if !slot_words::is_posted(self.own.word(at + SEQUENCE), self.taken + 1) {
             return Ok(None);
         }
         let (head, count) = (self.own.get(at + HEAD), self.own.get(at + HEAD + 8));
@@ -327,6 +341,33 @@ impl Channel {
         }))
     }
 
+    /// Of the peer's descriptors that are still to be seen, the stamp of the latest.
+    pub fn latest(&self) -> Option<Stamp> {
+        let number = |at: u64| self.own.word(at + SEQUENCE).load(Ordering::Acquire);
+        let at =
+            (0..DESCRIPTORS).map(descriptor).filter(|at| number(*at) != 0).max_by_key(|at| number(*at))?;
+        let [head, count, root] = self.own.read(at + HEAD);
+        Some(Stamp::from_wire(head, count, root as u32))
+    }
+
+    /// The stamp of the peer's next descriptor, if it has come.
+    #[inline]
+    pub fn next(&self) -> Option<Stamp> {
+        let at = descriptor(self.taken);
+        if !slot_words::is_posted(self.own.word(at + SEQUENCE), self.taken + 1) {
+            return None;
+        }
+        let [head, count, root] = self.own.read(at + HEAD);
+        Some(Stamp::from_wire(head, count, root as u32))
+    }
+
+    /// Whether the next descriptor is of a collective call before that number: its stamp, and the bytes that it is about.
+    #[inline]
+    pub fn left_over(&self, oldest: u32) -> Option<(Stamp, u64)> {
+        let stamp = self.next().filter(|stamp| stamp.sequence > 0 && stamp.sequence < oldest)?;
+        Some((stamp, self.peek(&stamp).ok().flatten().map_or(0, |body| body.len())))
+    }
+
     /// Frees the descriptor that [`Channel::peek`] found, and its slot. The peer is told at once when its own memory
     /// was read, else when half its descriptors or half its slots are free again.
     #[inline]
@@ -344,7 +385,7 @@ impl Channel {
         (self.told, self.told_emptied) = (self.taken, self.emptied);
         match &self.mapped {
             Some(inbox) => {
-                inbox.word(CREDIT).store(self.taken, Ordering::Release);
+                slot_words::free(inbox.word(CREDIT), self.taken);
                 self.link.wake();
                 Ok(())
             }
@@ -382,9 +423,7 @@ impl Channel {
         let entry = grant(message);
         if let Some(inbox) = &self.mapped {
             let Some(at) = registered else { return Ok(None) };
-            inbox.set(entry + GRANT_AT, at);
-            inbox.set(entry + GRANT_LEN, len | if returns { RETURNS } else { 0 });
-            inbox.word(entry).store(message, Ordering::Release);
+            inbox.grant(entry).offer(message, at, len | if returns { RETURNS } else { 0 });
             return Ok(Some(Open::Mapped { message, at, len }));
         }
         // SAFETY: the caller's promise.
@@ -401,10 +440,8 @@ impl Channel {
     /// puts.
     #[inline]
     pub fn granted(&self, message: u64, len: u64) -> Option<u64> {
-        let at = grant(message);
-        let there =
-            self.own.word(at).load(Ordering::Acquire) == message && self.own.get(at + GRANT_LEN) == len;
-        (there && self.mapped.is_none()).then(|| self.own.get(at + GRANT_AT))
+        let (at, for_what) = self.own.grant(grant(message)).offered(message)?;
+        (for_what == len && self.mapped.is_none()).then_some(at)
     }
 
     /// Where the next message, of `len` bytes, may be stored at once, if the link maps and the peer has said so; `term` is
@@ -412,32 +449,25 @@ impl Channel {
     /// call.
     pub fn claim(&self, len: u64, term: Option<Body>) -> Option<*mut u8> {
         let message = self.begun + 1;
-        let entry = grant(message);
-        let word = self.own.word(entry);
-        if self.mapped.is_none() || word.load(Ordering::Acquire) != message {
-            return None;
-        }
-        let (offset, for_what) = (self.own.get(entry + GRANT_AT), self.own.get(entry + GRANT_LEN));
+        let grant = self.own.grant(grant(message));
+        self.mapped?;
+        let (offset, for_what) = grant.offered(message)?;
         let returned = for_what == len | RETURNS && term == Some(Body::Window { offset, len });
         if for_what != len && !returned {
             return None;
         }
         let to = self.link.map(offset, len)?;
-        let claimed = word.compare_exchange(message, message | CLAIMED, Ordering::AcqRel, Ordering::Relaxed);
-        claimed.ok().map(|_| to.as_ptr())
+        grant.claim(message).then_some(to.as_ptr())
     }
 
     /// Takes back what was opened as [`Open::Mapped`]; false as long as the peer is storing there.
     pub fn revoke(&self, message: u64) -> bool {
-        let Some(inbox) = &self.mapped else { return true };
-        let word = inbox.word(grant(message));
-        let found = word.compare_exchange(message, 0, Ordering::AcqRel, Ordering::Acquire);
-        found.map_or_else(|found| found != message | CLAIMED, |_| true)
+        self.mapped.as_ref().is_none_or(|inbox| inbox.grant(grant(message)).take_back(message))
     }
 
     /// Nothing more is stored where the next message belongs.
     pub fn stored(&self) {
-        self.own.word(grant(self.begun + 1)).store(0, Ordering::Release);
+        self.own.grant(grant(self.begun + 1)).stored();
     }
 
     /// Puts the rest of a message where it was granted, and posts a descriptor that says so.
@@ -535,10 +565,30 @@ pub(super) mod tests {
         let [ours, theirs] = &pair.channels;
         let inbox = ours.mapped.as_ref().unwrap();
         for at in [u64::MAX - 8, 1 << 60] {
-            inbox.set(grant(1) + GRANT_AT, at);
-            inbox.set(grant(1) + GRANT_LEN, LEN);
-            inbox.word(grant(1)).store(1, Ordering::Release);
+            inbox.grant(grant(1)).offer(1, at, LEN);
             assert_eq!(theirs.claim(LEN, None), None);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_has_taken_more_than_there_was_is_an_error() {
+        let data = [7u8; 8];
+        let body = Body::Here { ptr: data.as_ptr(), len: 8 };
+        for credit in [DESCRIPTORS + 1, u64::MAX] {
+            let mut pair = pair();
+            let theirs = pair.channels[1].mapped.unwrap();
+            let ours = &mut pair.channels[0];
+            // SAFETY: copied at once.
+            let post = |ours: &mut Channel| unsafe { ours.post(&Stamp::default(), body) };
+            for _ in 0..DESCRIPTORS {
+                assert!(ours.has_room(&body));
+                post(ours).unwrap();
+            }
+            assert!(!ours.has_room(&body));
+            theirs.set(CREDIT, credit);
+            assert!(ours.has_room(&body));
+            let e = post(ours).unwrap_err().to_string();
+            assert!(e.contains("rank 1") && e.contains(&format!("taken {credit} messages of 32")), "{e}");
         }
     }
 }

@@ -6,9 +6,11 @@ use nd_transport::Step;
 use super::channel::Body;
 use super::layout::LANES;
 use super::memory::copy;
+use super::peers::has_given_up;
 use super::plan::{Operand, Place};
 use super::run::{Channels, Failure, Segment, channel};
 use crate::kernel::{Destination, Kernel, Source, stream};
+use crate::schedule::MAX_LANES;
 
 /// What cross-memory attach reads at a time: small enough to be reduced while it is in the cache.
 const READ_BYTES: u64 = 128 << 10;
@@ -57,6 +59,8 @@ pub(super) struct FoldTask<'a> {
     pub(super) sends: &'a [usize],
     /// Whether the sender may put the message where it belongs.
     pub(super) opened: bool,
+    /// The first collective call of the run.
+    pub(super) oldest: u32,
 }
 
 impl FoldTask<'_> {
@@ -91,6 +95,10 @@ impl FoldTask<'_> {
         for (term, body) in self.terms.iter().zip(&mut state.bodies) {
             if let (Operand::From { peer, .. }, Some(found)) = (term, &*body) {
                 let remote = found.remote();
+                // It may have changed while it was read: then what was made of it is nobody's result.
+                if last && remote && has_given_up(channels, *peer) {
+                    return Err(Failure::GivenUp { peer: *peer });
+                }
                 let channel = channel(channels, peer * LANES + lane);
                 if last || !remote {
                     channel.take(found)?;
@@ -98,11 +106,25 @@ impl FoldTask<'_> {
                 }
                 if last {
                     channel.end();
+                    self.leaves_nothing(*peer, lane, channels)?;
                 }
             }
         }
         state.ready = 0;
         Ok(if last { Step::Done } else { Step::Moved })
+    }
+
+    /// Checks that of the calls before there is nothing in a peer's other lane: what it sent before has come before.
+    #[inline]
+    fn leaves_nothing(&self, peer: usize, lane: usize, channels: &Channels) -> Result<(), Failure> {
+        let Some(lanes) = &channels[peer] else { return Ok(()) };
+        for other in lanes[..MAX_LANES].iter().enumerate().filter(|(l, _)| *l != lane).map(|(_, other)| other)
+        {
+            if let Some((theirs, bytes)) = other.left_over(self.oldest) {
+                return Err(Failure::LeftOver { peer, ours: self.segment.stamp, theirs, bytes });
+            }
+        }
+        Ok(())
     }
 
     /// Looks for the messages' next descriptors; whether all are there.
@@ -111,9 +133,17 @@ impl FoldTask<'_> {
         while let Some(term) = self.terms.get(state.ready) {
             if let (Operand::From { peer, .. }, None) = (term, &state.bodies[state.ready]) {
                 let ours = self.segment.stamp;
-                match channel(channels, peer * LANES + lane).peek(&ours) {
+                let channel = channel(channels, peer * LANES + lane);
+                match channel.peek(&ours) {
                     Ok(Some(body)) => state.bodies[state.ready] = Some(body),
                     Ok(None) => return Ok(false),
+                    // Of a call before this, in which it was not expected.
+                    Err(theirs) if (1..ours.sequence).contains(&theirs.sequence) => {
+                        let bytes = channel.peek(&theirs).ok().flatten().map_or(0, |body| body.len());
+                        return Err(Failure::LeftOver { peer: *peer, ours, theirs, bytes });
+                    }
+                    // Of a later call: the peer sent nothing in this one. It is asked what it called instead.
+                    Err(theirs) if ours.sequence > 0 && theirs.sequence > ours.sequence => return Ok(false),
                     Err(theirs) => return Err(Failure::Mismatch { peer: *peer, ours, theirs }),
                 }
             }
@@ -198,7 +228,8 @@ impl FoldTask<'_> {
                                 rank: *peer,
                                 what: format!("{len} bytes at {offset} of a region that cannot be mapped"),
                             };
-                            link.map(offset + at, len).ok_or_else(lost)?.as_ptr().cast_const()
+                            let from = offset.checked_add(at).and_then(|from| link.map(from, len));
+                            from.ok_or_else(lost)?.as_ptr().cast_const()
                         }
                         Body::Address { address, .. } => {
                             let to = if self.plain_copy() {
@@ -214,7 +245,7 @@ impl FoldTask<'_> {
                             };
                             // SAFETY: the destination or the staging has room; the sender keeps its memory unchanged
                             // until the message is taken.
-                            unsafe { link.read(address + at, to, len as usize)? };
+                            unsafe { link.read(address.wrapping_add(at), to, len as usize)? };
                             to.cast_const()
                         }
                     };
@@ -316,7 +347,8 @@ mod tests {
             panic!("a fold")
         };
         let (dst, finish, count) = (*dst, *finish, *count);
-        let task = FoldTask { segment: &segment, dst, finish, terms, fold, count, sends, opened };
+        let oldest = 0;
+        let task = FoldTask { segment: &segment, dst, finish, terms, fold, count, sends, opened, oldest };
         let unused = || super::super::channel::tests::pair().channels;
         let [second, third] = unused();
         task.advance(&mut FoldState::default(), 0, &mut [None, Some([ours, second, third])], &mut Vec::new())

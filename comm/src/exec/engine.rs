@@ -2,19 +2,25 @@
 #![allow(unsafe_code)] // hands the caller's buffers to the runner
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use nd_transport::{Abilities, Endpoint, Part, Signal, Step, Window};
+use nd_transport::{Abilities, Endpoint, Signal, Step, Window};
 
+use super::called::Called;
 use super::channel::Channel;
-use super::layout::{self, DROPPED, FAILURE, LANES, P2P_LANE, REPORTED, WENT_ON};
+use super::ending::{self, Ending};
+use super::history::History;
+use super::layout::{self, DROPPED, FAILURE, LANES, P2P_LANE, WENT_ON};
 use super::memory::{LaneMemory, copy};
-use super::peers::{REACHING, Stance, everyone, failure, listen, reports, settle, stance, told};
+use super::peers::{REACHING, Stance, TELLING, failure, reach, reports, settle, stance, tell, told};
 use super::plans::Plans;
 use super::report::Report;
+use super::roll_call;
 use super::run::{Failure, Runner, Segment};
 use super::stamp::Stamp;
+use super::standstill::Whereabouts;
+use super::waiting::{Now, Waiting, left_overs};
 use crate::choose::{Chooser, Tuner};
 use crate::cost::Calibration;
 use crate::cost::hosts::{Cores, Machines};
@@ -51,6 +57,12 @@ pub struct Call {
 // SAFETY: a call is performed by one thread at a time, while its caller waits or has given its buffers away.
 unsafe impl Send for Call {}
 
+/// What people know the call by.
+#[inline]
+fn called(call: &Call, segment: &Segment) -> Called {
+    Called { stamp: segment.stamp, peer: call.root, sends: call.output.is_null() }
+}
+
 /// Does something when it is dropped.
 struct Closing<F: Fn()>(F);
 
@@ -59,9 +71,6 @@ impl<F: Fn()> Drop for Closing<F> {
         (self.0)();
     }
 }
-
-/// How long a rank that gives up waits for its report to leave.
-const TELLING: Duration = Duration::from_millis(500);
 
 /// A communicator's side of everything below it.
 pub struct Engine {
@@ -74,11 +83,14 @@ pub struct Engine {
     segments: Vec<Segment>,
     plans: Plans,
     sequence: u32,
+    history: History,
+    waiting: Waiting,
     failed: Option<String>,
+    /// The rank that aborted, if that is how it failed.
+    aborted_by: Option<usize>,
     /// The peers that were told that others go on without them.
     left_behind: Vec<usize>,
-    timeout: Duration,
-    aborted: Arc<AtomicBool>,
+    ending: Arc<Ending>,
     recorder: Arc<Recorder>,
 }
 
@@ -89,16 +101,16 @@ impl Engine {
         inbox: Window,
         inboxes: &[u64],
         chooser: Chooser,
-        timeout: Duration,
-        aborted: Arc<AtomicBool>,
         recorder: Arc<Recorder>,
     ) -> Engine {
         let me = endpoint.rank();
-        let channel = |peer: usize, lane: usize| {
-            let link = endpoint.link(peer)?;
+        let own = |peer: usize, lane: usize| {
             let own = endpoint.region().at(inbox.offset() + layout::lane(peer, lane), layout::LANE);
             // SAFETY: the inbox window lives as long as the engine, and with it all its channels.
-            let own = unsafe { LaneMemory::new(own) };
+            unsafe { LaneMemory::new(own) }
+        };
+        let channel = |peer: usize, lane: usize| {
+            let (link, own) = (endpoint.link(peer)?, own(peer, lane));
             Some(Channel::new(link.clone(), own, inboxes[peer] + layout::lane(me, lane), layout::LANE))
         };
         let channels = |peer: usize| {
@@ -112,18 +124,22 @@ impl Engine {
             cores: Cores::of(&layout, |rank| (endpoint.machine(rank), endpoint.cores(rank))),
             costs: chooser.costs.clone().unwrap_or_else(|| Arc::new(Calibration::typical().clone())),
         };
+        let channels = (0..endpoint.world_size()).map(channels).collect();
+        let history = History::new(own(me, 0));
         Engine {
-            channels: (0..endpoint.world_size()).map(channels).collect(),
+            channels,
+            history,
             inbox: Some(inbox),
             scratch: Vec::new(),
             runner: Runner::default(),
             segments: Vec::new(),
             plans: Plans::new(me, layout, Tuner::new(chooser, machines)),
             sequence: 0,
+            waiting: Waiting::default(),
             failed: None,
+            aborted_by: None,
             left_behind: Vec::new(),
-            timeout,
-            aborted,
+            ending: Arc::default(),
             recorder,
             endpoint,
         }
@@ -144,9 +160,9 @@ impl Engine {
         &mut self.plans
     }
 
-    /// How long a call may wait, from the next one on.
-    pub fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = timeout;
+    /// What the program has asked for.
+    pub(crate) fn ending(&self) -> &Arc<Ending> {
+        &self.ending
     }
 
     /// No call works any more, for this reason; the peers are told, unless they were told of a failure before.
@@ -179,19 +195,46 @@ impl Engine {
         self.endpoint.rank()
     }
 
-    /// Performs calls, all at the same time. Collectives run in their order in one of a few lanes.
+    /// Tells the peers that this rank's program has aborted, unless they know of a failure before.
+    pub(crate) fn abort(&mut self) {
+        let error = ending::aborted(&self.endpoint, self.rank());
+        if self.failed.is_none() {
+            self.fail(&error);
+            self.recorder.failed(&error);
+        }
+    }
+
+    /// Why nothing can be called any more, if so.
+    #[inline]
+    fn refusal(&mut self) -> Option<Error> {
+        if self.failed.is_none() && !self.ending.aborted() { None } else { self.refused() }
+    }
+
+    #[cold]
+    fn refused(&mut self) -> Option<Error> {
+        let aborted = self.ending.aborted();
+        if aborted {
+            self.abort();
+        }
+        let by = if aborted { Some(self.rank()) } else { self.aborted_by };
+        if let Some(by) = by {
+            return Some(ending::aborted(&self.endpoint, by));
+        }
+        self.failed.as_ref().map(|why| Error::Failed { rank: self.rank(), why: why.clone() })
+    }
+
+    /// Performs calls, all at the same time, within `timeout`. Collectives run in their order in one of a few lanes.
     ///
     /// # Safety
     /// The buffers of the calls are valid for their counts, nobody else uses them meanwhile, and they overlap only
     /// as their `alias` says.
-    pub unsafe fn perform(&mut self, calls: &[Call]) -> Result<()> {
-        let rank = self.rank();
-        if let Some(why) = &self.failed {
-            return Err(Error::Failed { rank, why: why.clone() });
+    pub unsafe fn perform(&mut self, calls: &[Call], timeout: Duration) -> Result<()> {
+        if let Some(error) = self.refusal() {
+            return Err(error);
         }
         let mut segments = std::mem::take(&mut self.segments);
         // SAFETY: the caller's promise.
-        let result = unsafe { self.perform_with(calls, &mut segments) };
+        let result = unsafe { self.perform_with(calls, &mut segments, timeout) };
         self.segments = segments;
         if result.is_err() || self.scratch.iter().map(Window::len).sum::<u64>() > KEPT_SCRATCH {
             self.segments.clear();
@@ -208,14 +251,19 @@ impl Engine {
 
     /// # Safety
     /// As for [`Engine::perform`].
-    unsafe fn perform_with(&mut self, calls: &[Call], segments: &mut Vec<Segment>) -> Result<()> {
+    unsafe fn perform_with(
+        &mut self,
+        calls: &[Call],
+        segments: &mut Vec<Segment>,
+        timeout: Duration,
+    ) -> Result<()> {
         // Once memory was detached, buffers may have other places than they had.
         if self.plans.repeat(calls, segments) && !self.endpoint.region().any_detached() {
             for (call, segment) in calls.iter().zip(&mut *segments) {
                 segment.stamp.sequence = self.number(call);
             }
             // SAFETY: the caller's promise.
-            return unsafe { self.run(calls, segments) };
+            return unsafe { self.run(calls, segments, timeout) };
         }
         segments.clear();
         self.plans.begin(calls.len());
@@ -226,7 +274,7 @@ impl Engine {
             segments.push(unsafe { self.segment(call, i)? });
         }
         // SAFETY: the caller's promise.
-        unsafe { self.run(calls, segments) }
+        unsafe { self.run(calls, segments, timeout) }
     }
 
     /// The number of the next call; sends and receives have none.
@@ -345,7 +393,7 @@ impl Engine {
 
     /// # Safety
     /// As for [`Engine::perform`].
-    unsafe fn run(&mut self, calls: &[Call], segments: &[Segment]) -> Result<()> {
+    unsafe fn run(&mut self, calls: &[Call], segments: &[Segment], timeout: Duration) -> Result<()> {
         // Sends and receives each get a thread of their own, but those with one peer in one direction share it, so
         // that their order is kept.
         let single = |c: &Call| c.collective == Collective::SendRecv;
@@ -366,10 +414,12 @@ impl Engine {
         };
         self.recorder.enter(calls, segments);
         self.runner.prepare(segments, self.channels.len(), place);
-        let Engine { endpoint, channels, runner, .. } = self;
+        let history = self.history;
+        let entered = self.sequence;
+        let Engine { endpoint, channels, runner, waiting, .. } = self;
         let runner = std::cell::RefCell::new(runner);
         let channels = std::cell::RefCell::new(channels);
-        let (aborted, timeout, recorder) = (&self.aborted, self.timeout, &self.recorder);
+        let (ending, recorder) = (&self.ending, &self.recorder);
         let look = || {
             // SAFETY: the segments are those that were prepared; their memory by the caller's promise.
             let step = unsafe { runner.borrow_mut().step(segments, &mut channels.borrow_mut()) };
@@ -379,13 +429,27 @@ impl Engine {
             step
         };
         let tick = || {
-            if aborted.load(Ordering::Relaxed) {
-                let why = "the communicator was dropped or shrunk".into();
-                return Err(Error::Failed { rank: endpoint.rank(), why }.into());
+            if let Some(error) = ending.error(endpoint) {
+                return Err(error.into());
             }
-            let awaited = runner.borrow().awaited(segments);
+            let awaited = runner.borrow().awaited(segments, &channels.borrow());
             recorder.waits(&awaited, runner.borrow().heard(segments));
-            Ok(reports(endpoint, &channels.borrow(), &awaited)?)
+            reports(endpoint, &channels.borrow(), &awaited)?;
+            reach(endpoint, &awaited)?;
+            if roll_call::is_called(&channels.borrow()) {
+                return Err(Failure::TimeUp);
+            }
+            let at = runner.borrow().current(segments);
+            let next = segments[at..].iter().map(|s| s.stamp.sequence).find(|s| *s > 0);
+            let now = Now {
+                segments,
+                call: called(&calls[at], &segments[at]),
+                finished: next.map_or(entered, |next| next.wrapping_sub(1)),
+                history,
+                awaited: runner.borrow().messages(segments, &channels.borrow()),
+            };
+            left_overs(&channels.borrow(), runner.borrow().oldest(), now.call.stamp)?;
+            waiting.look(&channels.borrow(), &now)
         };
         // Also if one of them panics.
         let closing = Closing(|| {
@@ -397,28 +461,59 @@ impl Engine {
             // A run that is done has closed what it opened.
             std::mem::forget(closing);
         } else {
-            recorder.waits(&runner.borrow().awaited(segments), runner.borrow().heard(segments));
+            let awaited = runner.borrow().awaited(segments, &channels.borrow());
+            let heard = runner.borrow().heard(segments);
+            recorder.waits(&awaited, heard.clone());
+            let after = match waited {
+                Ok(_) => Some(timeout),
+                Err(Failure::TimeUp) => Some(Duration::ZERO),
+                Err(_) => None,
+            };
+            let mine = after.map(|after| {
+                let at = runner.borrow().current(segments);
+                let call = called(&calls[at], &segments[at]);
+                let mine =
+                    roll_call::whereabouts(endpoint, &channels.borrow(), &awaited, heard, (call, entered));
+                let mine = Whereabouts { after, finished: history.last(), ..mine };
+                // Closing may take a while, for which the others need not wait.
+                roll_call::answer(endpoint, &channels.borrow(), &mine);
+                mine
+            });
             drop(closing);
+            if let Some(mine) = mine {
+                return Err(roll_call::hold(endpoint, &channels.borrow(), mine));
+            }
         }
+        let waited = match waited {
+            // All have come here, and what they sent before.
+            Ok(true) if calls.iter().any(|call| call.collective == Collective::Barrier) => {
+                let call = segments.last().map_or(Stamp::default(), |segment| segment.stamp);
+                left_overs(&channels.borrow(), runner.borrow().oldest(), call).map(|()| true)
+            }
+            waited => waited,
+        };
         let done = waited.map_err(|e| match e {
+            // What was being waited for was ended, which may look like a failure of a peer.
+            Failure::Transport(_) if ending.error(endpoint).is_some() => {
+                ending.error(endpoint).unwrap_or_else(|| unreachable!("it is asked for once and for all"))
+            }
             // A peer that failed and left is lost too; its own words say more.
-            Failure::Transport(e) => {
-                told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, Failure::Transport(e)))
+            e @ (Failure::Transport(_) | Failure::GivenUp { .. }) => {
+                told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, e))
+            }
+            // Of an earlier call this rank's own is the other side.
+            Failure::LeftOver { peer, ours, theirs, bytes } => {
+                let ours = history.find(theirs.sequence).map_or(ours, |own| own.stamp);
+                failure(endpoint, Failure::LeftOver { peer, ours, theirs, bytes })
             }
             e => failure(endpoint, e),
         })?;
-        if done {
-            self.recorder.done(segments.len());
-            return Ok(());
+        debug_assert!(done, "the time that was up is dealt with above");
+        self.recorder.done(segments.len());
+        if let (Some(call), Some(segment)) = (calls.last(), segments.last()) {
+            self.history.push(called(call, segment));
         }
-        let awaited = runner.borrow().awaited(segments);
-        let call = segments.first().map(|s| s.stamp.to_string()).unwrap_or_default();
-        let rank = self.rank();
-        let timed_out = |waiting| Error::Timeout { rank, call: call.clone(), after: timeout, waiting };
-        let error = timed_out(everyone(&self.endpoint, &awaited));
-        // Whoever waits for this rank learns whom it waits for; the time of those who wait for others in turn is up too.
-        self.fail(&error);
-        Err(timed_out(listen(&self.endpoint, &self.channels, &awaited)))
+        Ok(())
     }
 
     /// Tells the peers that this rank gives up, and why, in the words of whoever found out first.
@@ -426,13 +521,14 @@ impl Engine {
         // Wrong arguments are found before anything is sent.
         if matches!(error, Error::InvalidArgument { .. } | Error::Config { .. } | Error::Failed { .. })
             && self.failed.is_none()
-            && !self.aborted.load(Ordering::Relaxed)
+            && self.ending.error(&self.endpoint).is_none()
         {
             return;
         }
         if self.failed.is_some() {
             return;
         }
+        tracing::debug!("no call works any more: {error}");
         self.failed = Some(error.to_string());
         self.endpoint.give_up();
         let report = match error {
@@ -442,37 +538,17 @@ impl Engine {
             Error::Transport { source: nd_transport::Error::PeerLost { rank, .. }, .. } => {
                 Report::Failed { culprit: *rank, why: error.to_string() }
             }
+            Error::Timeout { standstill, .. } => Report::Standstill(standstill.clone()),
+            Error::Aborted { culprit, .. } => {
+                self.aborted_by = Some(*culprit);
+                Report::Aborted { culprit: *culprit }
+            }
             Error::PeerFailed { culprit, why, .. } => Report::Failed { culprit: *culprit, why: why.clone() },
             _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
         };
-        self.tell(&report);
-    }
-
-    /// Reports to every peer that can be reached within [`TELLING`]; the others find out by themselves.
-    fn tell(&mut self, report: &Report) {
-        let bytes = report.encode();
-        let mut told = Vec::new();
-        let until = Instant::now() + TELLING;
-        let leaving = matches!(report, Report::Left);
-        for channels in self.channels.iter().flatten() {
-            let (link, at) = (channels[0].link(), channels[0].remote() + FAILURE);
-            // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it
-            // tries to reach it, see `reports`.
-            let reached = link.connected()
-                || (!leaving && Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there));
-            if !reached {
-                continue;
-            }
-            // SAFETY: the report is short and copied by the link.
-            let put = unsafe { link.put(&[Part::of(&bytes)], at + 8, Some(Signal { at, value: REPORTED })) };
-            told.extend(put.ok().map(|ticket| (link, ticket)));
-        }
-        let look = || {
-            told.retain(|(link, ticket)| !link.flushed(*ticket));
-            Ok::<_, nd_transport::Error>(if told.is_empty() { Step::Done } else { Step::Idle })
-        };
-        let left = until.saturating_duration_since(Instant::now());
-        let _ = self.endpoint.wait(left, look, || Ok(()));
+        tell(&self.endpoint, &self.channels, FAILURE, &report.encode(), false);
+        // The caller gets its buffers back.
+        self.endpoint.let_go();
     }
 }
 
@@ -493,7 +569,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         match self.failed {
-            None => self.tell(&Report::Left),
+            None => tell(&self.endpoint, &self.channels, FAILURE, &Report::Left.encode(), true),
             Some(_) => self.tell_dropped(),
         }
         // Peers that map the inbox report there that they leave, whenever that is, unless they are no more.

@@ -34,9 +34,19 @@ pub const DROPPED: u64 = 2;
 /// The peer goes on with others, without this rank.
 pub const WENT_ON: u64 = 3;
 /// Bytes of a report, after its counter.
-pub const REPORT: usize = 4 * LINE as usize - 8;
+pub const REPORT: usize = 20 * LINE as usize - 8;
+/// Offset of the counter, and after it the whereabouts, by which the peer tells that its time is up; in the first lane.
+pub const TIME_UP: u64 = FAILURE + 20 * LINE;
+/// Bytes of whereabouts, after their counter.
+pub const WHEREABOUTS: usize = 11 * LINE as usize - 8;
+/// Offset, in the first lane, of what the peer says that waits for this rank; its counter first.
+pub const WAITING: u64 = TIME_UP + 11 * LINE;
+/// Bytes that it takes.
+pub const WAITING_BYTES: u64 = 2 * LINE;
+/// Offset, in the first lane of the inbox that a rank has for itself, of the last calls that it has finished.
+pub const HISTORY: u64 = 0;
 /// Offset of the first of [`GRANTS`] grants: in each the number of a message, then [`GRANT_AT`] and [`GRANT_LEN`].
-const GRANT: u64 = FAILURE + 4 * LINE;
+const GRANT: u64 = WAITING + WAITING_BYTES;
 /// Grants that a peer may give ahead.
 pub const GRANTS: u64 = 4;
 const GRANT_BYTES: u64 = 32;

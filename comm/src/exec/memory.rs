@@ -4,6 +4,9 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::grant_words::GrantWords;
+use super::layout::{GRANT_AT, GRANT_LEN};
+
 /// A lane of an inbox: this rank's own, or a peer's that is mapped here. Lives as long as the endpoint's mapping,
 /// which its owner keeps.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +33,13 @@ impl LaneMemory {
         unsafe { self.0.add(offset as usize).cast().as_ref() }
     }
 
+    /// The words of the grant at `offset`.
+    #[inline]
+    pub fn grant(&self, offset: u64) -> GrantWords<'_> {
+        let (at, len) = (self.word(offset + GRANT_AT), self.word(offset + GRANT_LEN));
+        GrantWords { number: self.word(offset), at, len }
+    }
+
     /// The address at `offset`.
     #[inline]
     pub fn at(&self, offset: u64) -> *mut u8 {
@@ -41,6 +51,17 @@ impl LaneMemory {
     #[inline]
     pub fn set(&self, offset: u64, value: u64) {
         self.word(offset).store(value, Ordering::Relaxed);
+    }
+
+    /// Writes words that others read at any time, and take for words.
+    #[inline]
+    pub fn write<const N: usize>(&self, offset: u64, words: [u64; N]) {
+        (offset..).step_by(8).zip(words).for_each(|(at, word)| self.set(at, word));
+    }
+
+    /// Reads what [`LaneMemory::write`] has written.
+    pub fn read<const N: usize>(&self, offset: u64) -> [u64; N] {
+        std::array::from_fn(|i| self.get(offset + 8 * i as u64))
     }
 
     /// Reads a word that no other rank writes after an earlier acquire.

@@ -1,11 +1,12 @@
 //! What peers report, who is there, and whom to name when something fails.
-#![allow(unsafe_code)] // reads reports in the inbox
+#![allow(unsafe_code)] // reads reports in the inbox, puts them into the peers'
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use nd_transport::{Endpoint, Transport};
+use nd_transport::{Endpoint, INLINE_PART, Part, Signal, Step, Transport};
 
+use super::ending::aborted;
 use super::layout::{self, FAILURE, REPORT, WENT_ON};
 use super::memory::copy;
 use super::report::Report;
@@ -16,6 +17,9 @@ use crate::error::{Error, Result};
 /// it gives up: one that stopped does not answer.
 pub(super) const REACHING: Duration = Duration::from_millis(100);
 
+/// How long a rank that gives up waits for its report to leave.
+pub(super) const TELLING: Duration = Duration::from_millis(500);
+
 /// How long a rank that lost a peer listens whether one has reported why.
 const LISTENING: Duration = Duration::from_millis(200);
 
@@ -24,9 +28,6 @@ const LISTENING: Duration = Duration::from_millis(200);
 const STORING: Duration = Duration::from_millis(500);
 /// The same where the peer is a thread of this process, which nothing stops but a busy machine.
 const STORING_THREAD: Duration = Duration::from_secs(10);
-
-/// What so many peers said is repeated.
-const HEARD: usize = 2;
 
 /// What is said of a rank that left.
 pub(crate) const DROPPED: &str = "it dropped its communicator while this rank still waits for it";
@@ -88,31 +89,6 @@ pub(super) fn everyone(endpoint: &Endpoint, ranks: &[usize]) -> String {
     ranks.iter().map(|&r| endpoint.who(r)).collect::<Vec<_>>().join(", ")
 }
 
-/// Whom to look at when the time is up: each of the peers may wait for yet another, and says so within [`LISTENING`];
-/// the one that all wait for says nothing. Otherwise those that this rank waits for, and what is said.
-pub(super) fn listen(endpoint: &Endpoint, channels: &Channels, awaited: &[usize]) -> String {
-    let until = Instant::now() + LISTENING;
-    loop {
-        let _ = endpoint.progress();
-        let peers = (0..channels.len()).filter(|&peer| channels[peer].is_some());
-        let (said, silent): (Vec<_>, Vec<_>) = peers.partition(|&peer| reported(channels, peer).is_some());
-        if !silent.is_empty() && Instant::now() < until {
-            std::thread::yield_now();
-            continue;
-        }
-        let waited_for: Vec<_> = silent.iter().copied().filter(|peer| awaited.contains(peer)).collect();
-        let culprits = if waited_for.is_empty() { silent } else { waited_for };
-        if !culprits.is_empty() && !said.is_empty() {
-            return everyone(endpoint, &culprits) + ", of whom nothing is heard while others give up";
-        }
-        let words = said.into_iter().filter_map(|peer| match reported(channels, peer)? {
-            Report::Failed { culprit, why } => Some(format!("; rank {culprit} says: {why}")),
-            Report::Mismatch { .. } | Report::Left => None,
-        });
-        return everyone(endpoint, awaited) + &words.take(HEARD).collect::<String>();
-    }
-}
-
 /// Whether a peer goes on with others, without this rank.
 fn went_on(channels: &Channels, peer: usize) -> bool {
     channels[peer]
@@ -134,6 +110,45 @@ fn reported(channels: &Channels, peer: usize) -> Option<Report> {
     Some(if words { Report::decode(&bytes) } else { Report::Left })
 }
 
+/// Whether a peer has said that it gives up: what it lends may have changed.
+#[inline]
+pub(super) fn has_given_up(channels: &Channels, peer: usize) -> bool {
+    let Some([first, ..]) = &channels[peer] else { return false };
+    // What was read before is what was there before it said so.
+    fence(Ordering::Acquire);
+    first.own().word(FAILURE).load(Ordering::Relaxed) != 0
+}
+
+/// Writes to `at` of every peer's first lane and raises the counter before it, as far as the peers can be reached within
+/// [`TELLING`], and of the others when they try to reach this rank.
+pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u8], leaving: bool) {
+    let mut told = Vec::new();
+    let until = Instant::now() + TELLING;
+    // Each is copied by the link.
+    let parts: Vec<Part> = bytes.chunks(INLINE_PART).map(Part::of).collect();
+    for channels in channels.iter().flatten() {
+        let (link, at) = (channels[0].link(), channels[0].remote() + at);
+        // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it
+        // tries to reach it, see `reports`.
+        let reached = link.connected()
+            || (!leaving && Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there));
+        let signal = Signal { at, value: 1 };
+        if !reached {
+            link.leave_word(bytes, at + 8, signal);
+            continue;
+        }
+        // SAFETY: the parts are short and copied by the link.
+        let put = unsafe { link.put(&parts, at + 8, Some(signal)) };
+        told.extend(put.ok().map(|ticket| (link, ticket)));
+    }
+    let look = || {
+        told.retain(|(link, ticket)| !link.flushed(*ticket));
+        Ok::<_, nd_transport::Error>(if told.is_empty() { Step::Done } else { Step::Idle })
+    };
+    let left = until.saturating_duration_since(Instant::now());
+    let _ = endpoint.wait(left, look, || Ok(()));
+}
+
 /// What a peer reports, if it does within [`LISTENING`].
 pub(super) fn told(endpoint: &Endpoint, channels: &Channels) -> Option<Error> {
     let until = Instant::now() + LISTENING;
@@ -150,6 +165,8 @@ pub(super) fn told(endpoint: &Endpoint, channels: &Channels) -> Option<Error> {
 /// Errors if a peer has reported a failure, or one that is awaited is gone.
 pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize]) -> Result<()> {
     let rank = endpoint.rank();
+    // Looked for first: who failed and then ended has said why before.
+    let gone = awaited.iter().find_map(|&peer| endpoint.lost(peer));
     for peer in 0..channels.len() {
         if went_on(channels, peer) {
             return Err(Error::LeftOut { rank, by: endpoint.who(peer) });
@@ -168,21 +185,28 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
                 }
                 return Err(Error::PeerFailed { rank, culprit, why });
             }
+            Some(Report::Aborted { culprit }) => return Err(aborted(endpoint, culprit)),
             Some(Report::Mismatch { rank, ours, peer, theirs }) => {
                 return Err(Error::Mismatch { rank, ours, peer, theirs });
             }
+            Some(Report::Standstill(standstill)) if standstill.fits(channels.len()) => {
+                let standstill = Box::new(standstill.named(|rank| endpoint.who(rank)));
+                return Err(Error::Timeout { rank, standstill, told_by: Some(peer) });
+            }
+            Some(Report::Standstill(_)) => {
+                let what = "a report about ranks that there are not".into();
+                let source = nd_transport::Error::Protocol { rank: peer, what };
+                return Err(Error::Transport { rank, source });
+            }
         }
     }
-    for &peer in awaited {
-        if let Some(source) = endpoint.lost(peer) {
-            return Err(Error::Transport { rank, source });
-        }
-        // One that never was connected to cannot be seen to leave.
-        if let Some(link) = endpoint.link(peer) {
-            link.reach(REACHING).map_err(|source| Error::Transport { rank, source })?;
-        }
-    }
-    Ok(())
+    gone.map_or(Ok(()), |source| Err(Error::Transport { rank, source }))
+}
+
+/// Errors if one that is awaited cannot be connected to: who never was connected to cannot be seen to leave.
+pub(super) fn reach(endpoint: &Endpoint, awaited: &[usize]) -> Result<(), nd_transport::Error> {
+    let mut links = awaited.iter().filter_map(|&peer| endpoint.link(peer));
+    links.try_for_each(|link| link.reach(REACHING).map(|_| ()))
 }
 
 /// An error of this rank.
@@ -195,5 +219,23 @@ pub(super) fn failure(endpoint: &Endpoint, failure: Failure) -> Error {
         Failure::Length { peer, ours, got, expected } => {
             Error::Length { rank, peer, call: ours, got, expected }
         }
+        // As the receiver sees it.
+        Failure::Unmatched { peer, ours, bytes, sends: true } => {
+            Error::Length { rank: peer, peer: rank, call: ours, got: bytes, expected: 0 }
+        }
+        Failure::Unmatched { peer, ours, bytes, sends: false } => {
+            Error::Length { rank, peer, call: ours, got: 0, expected: bytes }
+        }
+        // Of the same call, as far as stamps tell, so it is the counts.
+        Failure::LeftOver { peer, ours, theirs, bytes } if ours == theirs => {
+            Error::Length { rank, peer, call: ours, got: bytes, expected: 0 }
+        }
+        Failure::LeftOver { peer, ours, theirs, .. } => Error::Mismatch { rank, ours, peer, theirs },
+        Failure::GivenUp { peer } => Error::PeerFailed {
+            rank,
+            culprit: peer,
+            why: "it gave up while this rank read its memory".into(),
+        },
+        Failure::TimeUp => unreachable!("a roll call is held when the time is up"),
     }
 }

@@ -45,6 +45,35 @@ pub enum Failure {
         /// Bytes that were expected.
         expected: u64,
     },
+    /// A peer sent something in an earlier call that this rank did not expect there.
+    LeftOver {
+        /// The peer.
+        peer: usize,
+        /// This rank's call.
+        ours: Stamp,
+        /// The peer's earlier one.
+        theirs: Stamp,
+        /// Bytes of what it sent first.
+        bytes: u64,
+    },
+    /// A peer has finished a call of which this rank still waits for a message, or has one for it.
+    Unmatched {
+        /// The peer.
+        peer: usize,
+        /// This rank's call.
+        ours: Stamp,
+        /// Bytes of the message.
+        bytes: u64,
+        /// Whether this rank sends it.
+        sends: bool,
+    },
+    /// A peer's time is up.
+    TimeUp,
+    /// A peer has given up, so that what it lent may have changed.
+    GivenUp {
+        /// The peer.
+        peer: usize,
+    },
     /// Found out otherwise.
     Other(Box<crate::Error>),
 }
@@ -104,6 +133,21 @@ struct Thread {
     fold: FoldState,
 }
 
+/// A message without which a run cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Awaited {
+    /// Who sends or receives it.
+    pub peer: usize,
+    /// Of which segment it is.
+    pub segment: usize,
+    /// In which lane of the channels it is.
+    pub lane: usize,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Whether this rank sends it.
+    pub sends: bool,
+}
+
 /// Memory that a peer was let put into.
 #[derive(Debug)]
 struct Opened {
@@ -125,6 +169,8 @@ pub struct Runner {
     queues: Vec<VecDeque<Pending>>,
     active: Vec<usize>,
     staging: Vec<u8>,
+    /// The number of the first collective call of the run.
+    oldest: u32,
 }
 
 // SAFETY: the raw pointers in pending messages are only used while `step` runs, by whoever holds the runner.
@@ -170,6 +216,7 @@ impl Runner {
         self.sent.clear();
         self.sent.resize(messages, Sent::default());
         self.complete = 0;
+        self.oldest = segments.iter().map(|s| s.stamp.sequence).find(|s| *s > 0).unwrap_or(0);
     }
 
     /// Moves what can move.
@@ -228,7 +275,8 @@ impl Runner {
                 Op::Fold { dst, finish, terms, fold, count, sends } => {
                     let (dst, finish, count) = (*dst, *finish, *count);
                     let opened = thread.opened.iter().any(|opened| opened.op == thread.op);
-                    let task = FoldTask { segment, dst, finish, terms, fold, count, sends, opened };
+                    let oldest = self.oldest;
+                    let task = FoldTask { segment, dst, finish, terms, fold, count, sends, opened, oldest };
                     let lane = thread.lane;
                     match task.advance(&mut thread.fold, lane, channels, &mut self.staging)? {
                         Step::Done => {
@@ -336,24 +384,68 @@ impl Runner {
         storing
     }
 
+    /// The number of the first collective call of the run; 0: there is none.
+    pub fn oldest(&self) -> u32 {
+        self.oldest
+    }
+
+    /// The first segment that is not done; the last, if all are.
+    pub fn current(&self, segments: &[Segment]) -> usize {
+        let running = self.threads[..self.running].iter().filter_map(|t| Some(t.items.get(t.item)?.0)).min();
+        let unsent = (self.complete < self.sent.len())
+            .then(|| self.first_message.partition_point(|first| *first <= self.complete).saturating_sub(1));
+        let last = segments.len().saturating_sub(1);
+        running.into_iter().chain(unsent).min().unwrap_or(last).min(last)
+    }
+
     /// The peers that the run cannot go on without at present.
-    pub fn awaited(&self, segments: &[Segment]) -> Vec<usize> {
-        let mut peers: Vec<usize> = self.active.iter().map(|q| q / LANES).collect();
-        peers.extend(self.sent[self.complete..].iter().filter(|s| s.posted).map(|s| s.queue / LANES));
-        for thread in &self.threads[..self.running] {
-            let Some(&(s, lane)) = thread.items.get(thread.item) else { continue };
-            if let Some(Ready { op: Op::Fold { terms, .. }, .. }) =
-                segments[s].plan.lanes[lane].get(thread.op)
-            {
-                peers.extend(terms[thread.fold.ready..].iter().filter_map(|term| match term {
-                    Operand::From { peer, .. } => Some(*peer),
-                    Operand::Own(_) => None,
-                }));
-            }
-        }
+    pub fn awaited(&self, segments: &[Segment], channels: &Channels) -> Vec<usize> {
+        let mut peers: Vec<usize> =
+            self.messages(segments, channels).iter().map(|awaited| awaited.peer).collect();
         peers.sort_unstable();
         peers.dedup();
         peers
+    }
+
+    /// The messages that the run cannot go on without at present.
+    pub fn messages(&self, segments: &[Segment], channels: &Channels) -> Vec<Awaited> {
+        let mut messages = Vec::new();
+        // Not in the order in which they were sent: a slow receiver holds up the count, not the others.
+        let sent =
+            self.sent.iter().enumerate().skip(self.complete).filter(|(_, sent)| sent.is_awaited(channels));
+        let queued = self.active.iter().flat_map(|queue| &self.queues[*queue]);
+        let unsent: Vec<usize> = sent.map(|(message, _)| message).chain(queued.map(|p| p.message)).collect();
+        for message in unsent {
+            let segment = self.first_message.partition_point(|first| *first <= message).saturating_sub(1);
+            let plan = &segments[segment].plan;
+            let number = message - self.first_message[segment];
+            let is_it = |ready: &&Ready| matches!(ready.op, Op::Send { message, .. } if message == number);
+            if let Some(Ready { op: Op::Send { peer, count, src, .. }, .. }) =
+                plan.lanes.iter().flatten().find(is_it)
+            {
+                let bytes = count * plan.widths[usize::from(src.wide)];
+                let lane = self.sent[message].queue % LANES;
+                messages.push(Awaited { peer: *peer, segment, lane, bytes, sends: true });
+            }
+        }
+        for thread in &self.threads[..self.running] {
+            let Some(&(segment, lane)) = thread.items.get(thread.item) else { continue };
+            let plan = &segments[segment].plan;
+            if let Some(Ready { op: Op::Fold { terms, count, .. }, .. }) = plan.lanes[lane].get(thread.op) {
+                // Those after the first are looked at only when that has come.
+                let (lane, sequence) = (thread.lane, segments[segment].stamp.sequence);
+                let next = |peer: usize| channels[peer].as_ref().and_then(|c| c[lane].next());
+                let come = |peer: usize| next(peer).is_some_and(|next| next.sequence == sequence);
+                messages.extend(terms[thread.fold.ready..].iter().filter_map(|term| match term {
+                    Operand::From { peer, wide } if !come(*peer) => {
+                        let bytes = count * plan.widths[usize::from(*wide)];
+                        Some(Awaited { peer: *peer, segment, lane, bytes, sends: false })
+                    }
+                    _ => None,
+                }));
+            }
+        }
+        messages
     }
 
     /// The peers from which something has come in this run.

@@ -4,6 +4,7 @@
 use nd_transport::{Part, Ticket};
 
 use super::channel::{Body, Channel};
+use super::layout::LANES;
 use super::run::{Channels, Failure, channel};
 use super::stamp::Stamp;
 
@@ -37,6 +38,16 @@ pub(super) struct Sent {
 }
 
 impl Sent {
+    /// Whether it was posted and the receiver or the link still has to do with its memory.
+    pub(super) fn is_awaited(&self, channels: &Channels) -> bool {
+        let Some(lanes) = channels[self.queue / LANES].as_ref().filter(|_| self.posted) else { return false };
+        let channel = &lanes[self.queue % LANES];
+        match self.remote {
+            true => channel.freed() < self.until,
+            false => self.ticket != Ticket::default() && !channel.link().flushed(self.ticket),
+        }
+    }
+
     /// Whether the memory it was sent from may be used again.
     #[inline]
     pub(super) fn is_complete(&self, channels: &mut Channels) -> bool {

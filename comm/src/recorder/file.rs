@@ -174,7 +174,8 @@ impl Failure {
     /// Of an error of a call.
     pub(super) fn of(error: &Error) -> Failure {
         let (kind, peer) = match error {
-            Error::Timeout { .. } => (Kind::Timeout, None),
+            Error::Timeout { told_by: None, .. } => (Kind::Timeout, None),
+            Error::Timeout { told_by, .. } => (Kind::Told, *told_by),
             Error::Mismatch { .. } => (Kind::Mismatch, None),
             Error::Length { peer, .. } => (Kind::Length, Some(*peer)),
             Error::PeerFailed { culprit, why, .. } if why == DROPPED => (Kind::Left, Some(*culprit)),
@@ -182,7 +183,8 @@ impl Failure {
             Error::Transport { source: nd_transport::Error::PeerLost { rank, .. }, .. } => {
                 (Kind::Lost, Some(*rank))
             }
-            Error::Failed { .. } => (Kind::Aborted, None),
+            Error::Aborted { rank, culprit, .. } if rank != culprit => (Kind::Told, Some(*culprit)),
+            Error::Aborted { .. } | Error::Failed { .. } => (Kind::Aborted, None),
             _ => (Kind::Other, None),
         };
         let side = |rank: usize, stamp: &Stamp| Side { rank, call: Call::of_stamp(stamp) };

@@ -26,6 +26,8 @@ mod diagnose;
 pub mod file;
 mod identity;
 mod ring;
+#[cfg(test)]
+mod ring_tests;
 mod save;
 #[cfg(test)]
 mod tests;
@@ -149,6 +151,11 @@ impl Recorder {
         self.identity.part(color, members).map(|identity| Recorder::new(identity, &self.settings))
     }
 
+    /// The communicator's name.
+    pub fn communicator(&self) -> &str {
+        &self.identity.communicator
+    }
+
     /// For those of these ranks who go on after a failure, this one among them.
     pub fn rest(&self, members: &[usize]) -> Option<Recorder> {
         self.identity.rest(members).map(|identity| Recorder::new(identity, &self.settings))
@@ -238,9 +245,16 @@ impl Recorder {
         let rank = self.identity.rank;
         let made = if private { Ok(()) } else { std::fs::create_dir_all(&folder) };
         match made.and_then(|()| self.save(&path, !private)) {
-            // Whoever found out by itself has said so.
-            Ok(()) if matches!(error, Error::PeerFailed { .. }) => {
-                tracing::info!("rank {rank}: its last calls are in {}", path.display());
+            // Whoever found out by itself has said so; and whoever aborts knows.
+            Ok(())
+                if matches!(
+                    error,
+                    Error::PeerFailed { .. }
+                        | Error::Aborted { .. }
+                        | Error::Timeout { told_by: Some(_), .. }
+                ) =>
+            {
+                tracing::debug!("rank {rank}: its last calls are in {}", path.display());
             }
             Ok(()) => tracing::warn!(
                 "rank {rank}: its last calls are in {}; `nd-topo diagnose {}` reads those of all ranks and names the culprit",

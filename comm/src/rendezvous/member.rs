@@ -2,10 +2,10 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nd_transport::secure::{self, Secret, Session};
+use nd_transport::{OnStop, Stop};
 
 use super::address::Address;
 use super::roll::{Failure, Hello};
@@ -37,13 +37,14 @@ pub fn join(
     addresses: &[Address],
     secret: &Secret,
     make: &mut MakeHello<'_>,
-    deadline: Instant,
-    patience: Duration,
+    (deadline, patience): (Instant, Duration),
+    stop: &Stop,
 ) -> Result<Result<Joined, Failure>> {
-    let mut session = match connect(addresses, secret, deadline, patience) {
+    let mut session = match connect(addresses, secret, (deadline, patience), stop) {
         Ok(session) => session,
         Err(failure) => return Ok(Err(failure)),
     };
+    let _ends = ends(session.get_ref(), stop);
     let local_address = session.get_ref().local_ip().filter(|ip| !ip.is_loopback());
     let mut hello = make(local_address)?;
     let world_size = hello.world_size;
@@ -70,11 +71,17 @@ pub fn join(
     }
 }
 
+/// Whoever waits for an answer gets none once `stop` is asked.
+fn ends(stream: &Stream, stop: &Stop) -> OnStop {
+    let stream = stream.clone();
+    stop.on_ask(move || stream.shut())
+}
+
 fn connect(
     addresses: &[Address],
     secret: &Secret,
-    deadline: Instant,
-    patience: Duration,
+    (deadline, patience): (Instant, Duration),
+    stop: &Stop,
 ) -> std::result::Result<Session<Stream>, Failure> {
     let started = Instant::now();
     let mut pause = Duration::from_millis(2);
@@ -87,7 +94,10 @@ fn connect(
                 break;
             }
             let limit = deadline.min(now + Duration::from_secs(10));
-            let stream = match target.connect(limit) {
+            if stop.asked() {
+                return Err(given_up());
+            }
+            let stream = match target.connect(limit, stop) {
                 Ok(stream) => stream,
                 Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                     return Err(Failure {
@@ -100,6 +110,7 @@ fn connect(
                     continue;
                 }
             };
+            let _ends = ends(&stream, stop);
             match secure::initiate(stream, secret, CONTEXT) {
                 Ok(session) => return Ok(session),
                 Err(nd_transport::Error::Refused { why, .. }) if !why.starts_with(CLOSED) => {
@@ -132,9 +143,14 @@ fn connect(
             });
         }
         // Jitter, so that many ranks do not come in step.
-        thread::sleep(pause.mul_f64(0.75 + 0.5 * rand::random::<f64>()).min(left));
+        stop.sleep(pause.mul_f64(0.75 + 0.5 * rand::random::<f64>()).min(left));
         pause = (pause * 3 / 2).min(Duration::from_millis(250));
     }
+}
+
+/// What is said of a start that its program ended; nobody hears it but this rank.
+pub fn given_up() -> Failure {
+    Failure { problem: "its program aborted the start".into(), remedy: "start again".into() }
 }
 
 /// A place to connect to.
@@ -144,9 +160,9 @@ enum Target {
 }
 
 impl Target {
-    fn connect(&self, deadline: Instant) -> io::Result<Stream> {
+    fn connect(&self, deadline: Instant, stop: &Stop) -> io::Result<Stream> {
         match self {
-            Target::Tcp(address) => Stream::tcp(*address, deadline),
+            Target::Tcp(address) => Stream::tcp(*address, deadline, stop),
             Target::Unix(name) => Stream::unix(name, deadline),
         }
     }

@@ -28,7 +28,6 @@ pub(crate) mod wire;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nd_transport::secure::Secret;
@@ -157,8 +156,11 @@ pub fn join_with(
         Ok(Hello { rank, world_size, host, pid: std::process::id(), patience_ms: 0, card })
     };
     let patience = deadline.saturating_duration_since(Instant::now());
+    let stop = &config.transport.stop;
     let met = match meeting.into() {
-        Meeting::Invited(id) => member::join(id.addresses(), id.secret(), &mut make, deadline, patience)?,
+        Meeting::Invited(id) => {
+            member::join(id.addresses(), id.secret(), &mut make, (deadline, patience), stop)?
+        }
         Meeting::At { address, one_host } => {
             let address = config.rendezvous.clone().unwrap_or(address);
             match entry(address, one_host, config)
@@ -166,7 +168,9 @@ pub fn join_with(
             {
                 Err(failure) => Err(failure),
                 Ok((address, secret)) if rank == 0 => lead(&address, &secret, &mut make, config, deadline)?,
-                Ok((address, secret)) => member::join(&[address], &secret, &mut make, deadline, patience)?,
+                Ok((address, secret)) => {
+                    member::join(&[address], &secret, &mut make, (deadline, patience), stop)?
+                }
             }
         }
     };
@@ -218,7 +222,13 @@ fn lead(
             // Perhaps by another rank 0 of this very job: then it can tell both, and everyone else.
             let soon = deadline.min(Instant::now() + Duration::from_secs(2));
             return Ok(
-                match member::join(std::slice::from_ref(address), secret, make, soon, Duration::ZERO)? {
+                match member::join(
+                    std::slice::from_ref(address),
+                    secret,
+                    make,
+                    (soon, Duration::ZERO),
+                    &config.transport.stop,
+                )? {
                     Err(told)
                         if told.problem.starts_with("two processes") || told.problem.contains("expects") =>
                     {
@@ -231,7 +241,11 @@ fn lead(
     };
     let own = make(local_address)?;
     let outcome = match Root::new(listener, secret.clone()) {
-        Ok(root) => root.run(Some(own), Some(deadline)),
+        Ok(root) => {
+            let stop = root.stop();
+            let _ends = config.transport.stop.on_ask(move || stop.ask());
+            root.run(Some(own), Some(deadline))
+        }
         Err(e) => {
             Err(Failure { problem: format!("cannot make a socket: {e}"), remedy: "check `ulimit -n`".into() })
         }
@@ -252,7 +266,11 @@ fn listen(
     deadline: Instant,
 ) -> Result<(Listener, Option<IpAddr>), Listening> {
     let started = Instant::now();
+    let stop = &config.transport.stop;
     loop {
+        if stop.asked() {
+            return Err(Listening::Failed(member::given_up()));
+        }
         let error = match address {
             Address::Unix(name) => match Listener::unix(name) {
                 Ok(listener) => return Ok((listener, None)),
@@ -267,14 +285,14 @@ fn listen(
                     return Err(Listening::Failed(member::unresolved(e)));
                 }
                 Err(_) => {
-                    thread::sleep(Duration::from_millis(250));
+                    stop.sleep(Duration::from_millis(250));
                     continue;
                 }
             },
         };
         let busy = error.kind() == io::ErrorKind::AddrInUse;
         if busy && started.elapsed() < BUSY && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(20));
+            stop.sleep(Duration::from_millis(20));
             continue;
         }
         let failure = Failure {

@@ -149,7 +149,8 @@ pub fn ranges(sorted: &[usize]) -> String {
     parts.join(", ")
 }
 
-fn place(hello: &Hello) -> String {
+/// Where a rank is, for messages.
+pub fn place(hello: &Hello) -> String {
     format!("host {}, pid {}", hello.host, hello.pid)
 }
 

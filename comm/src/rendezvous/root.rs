@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::CONTEXT;
-use super::roll::{Failure, Hello, Roll};
+use super::roll::{Failure, Hello, Roll, place};
 use super::stream::{Listener, Stream};
 use super::wire::{self, Verdict};
 
@@ -96,6 +96,16 @@ impl Root {
             failed: None,
             told: usize::from(own.is_some()),
         };
+        let given_up = match &own {
+            Some(own) => Failure {
+                problem: format!("rank {} ({}) aborted the start", own.rank, place(own)),
+                remedy: "start again".into(),
+            },
+            None => Failure {
+                problem: "the process that made the UniqueId gave it up before all ranks had joined".into(),
+                remedy: "keep the UniqueId until then".into(),
+            },
+        };
         if let Some(own) = own {
             make_room(own.world_size)?;
             job.roll.admit(own)?;
@@ -117,12 +127,7 @@ impl Root {
                     continue;
                 }
                 None if self.stop.asked.load(Ordering::Acquire) => {
-                    let problem =
-                        "the process that made the UniqueId gave it up before all ranks had joined".into();
-                    job.fail(
-                        Failure { problem, remedy: "keep the UniqueId until then".into() },
-                        Duration::ZERO,
-                    );
+                    job.fail(given_up.clone(), Duration::ZERO);
                     continue;
                 }
                 _ => {}

@@ -8,6 +8,8 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nd_transport::Stop;
+use nd_transport::tcp::connect_within;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 /// A connected socket with a deadline; clones share both.
@@ -31,14 +33,9 @@ impl Stream {
         Stream(Arc::new(Shared { socket, deadline: Mutex::new(deadline) }))
     }
 
-    /// Connects by TCP.
-    pub fn tcp(address: SocketAddr, deadline: Instant) -> io::Result<Stream> {
-        let socket = TcpStream::connect_timeout(&address, left(deadline)?.min(Duration::from_secs(5)))?;
-        // A client that tries a port nobody listens on may, on one host, be given that very port for its own end
-        // and so meet itself (TCP's simultaneous open); it would then also keep the port from rank 0.
-        if socket.local_addr()? == socket.peer_addr()? {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
+    /// Connects by TCP, unless `stop` is asked meanwhile.
+    pub fn tcp(address: SocketAddr, deadline: Instant, stop: &Stop) -> io::Result<Stream> {
+        let socket = connect_within(address, left(deadline)?.min(Duration::from_secs(5)), stop)?;
         socket.set_nodelay(true)?;
         Ok(Stream::new(Socket::Tcp(socket), deadline))
     }

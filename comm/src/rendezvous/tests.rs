@@ -1,6 +1,8 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
+
+use nd_transport::Stop;
 
 use super::stream::Stream;
 use super::*;
@@ -170,7 +172,7 @@ fn a_rank_that_goes_away_is_named_at_once() {
     let at = address.resolve().unwrap()[0];
     let soon = Instant::now() + Duration::from_secs(20);
     let stream = loop {
-        match Stream::tcp(at, soon) {
+        match Stream::tcp(at, soon, &Stop::default()) {
             Ok(s) => break s,
             Err(_) => thread::sleep(Duration::from_millis(5)),
         }
@@ -262,4 +264,77 @@ fn wrong_arguments() {
         .unwrap_err()
         .to_string();
     assert!(e.contains("65537 bytes is above 65536"), "{e}");
+}
+
+/// Joins as somebody who knows the secret and says `hello`; what is answered, if anything is.
+fn say(port: u16, secret: &Secret, hello: &[u8]) -> Option<wire::Verdict> {
+    let until = Instant::now() + Duration::from_secs(20);
+    let address = ("127.0.0.1".parse::<IpAddr>().unwrap(), port).into();
+    let stream = loop {
+        match Stream::tcp(address, until, &Stop::default()) {
+            Ok(stream) => break stream,
+            Err(e) => assert!(Instant::now() < until, "{e}"),
+        }
+    };
+    let mut session = nd_transport::secure::initiate(stream, secret, CONTEXT).unwrap();
+    session.send(hello).ok()?;
+    wire::decode_verdict(&session.receive(1 << 20).ok()?)
+}
+
+fn hello(rank: usize, world_size: usize) -> Vec<u8> {
+    let hello = Hello { rank, world_size, host: "far".into(), pid: 7, patience_ms: 60_000, card: vec![1; 9] };
+    wire::encode_hello(&hello)
+}
+
+/// What is no hello is refused, and the job goes on.
+#[test]
+fn malformed_hellos_disturb_nobody() {
+    let port = free_port();
+    let secret = Secret::random();
+    let config = Config::default().with_secret(secret.clone());
+    let zero = start(&loopback(port), 0, 2, &config, 60.0);
+    let good = hello(1, 2);
+    let mut longer = good.clone();
+    longer.push(0);
+    let mut card = good.clone();
+    let at = card.len() - 9 - 4;
+    card[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+    for (what, bytes) in [
+        ("nothing", vec![]),
+        ("half", good[..good.len() / 2].to_vec()),
+        ("one byte more", longer),
+        ("a card without end", card),
+        ("no ranks", hello(0, 0)),
+        ("more ranks than there can be", hello(1, wire::WORLD_MAX + 1)),
+        ("all ones", vec![0xff; 60]),
+        ("longer than any", vec![0; wire::HELLO_MAX + 1]),
+    ] {
+        assert_eq!(say(port, &secret, &bytes), None, "{what}");
+    }
+    let one = start(&loopback(port), 1, 2, &config, 60.0);
+    for rank in [zero, one] {
+        assert_eq!(rank.join().unwrap().unwrap().cards.len(), 2);
+    }
+}
+
+/// A hello that can be read and cannot be right ends the start for all, who are told why.
+#[test]
+fn impossible_ranks_are_named_to_everyone() {
+    for (first, said) in [
+        (hello(2, 2), "rank 2 (host far, pid 7) is not below the world size 2"),
+        (hello(u32::MAX as usize, 2), "is not below the world size 2"),
+        (hello(1, wire::WORLD_MAX), "expects 1048576 ranks"),
+        (hello(0, 2), "two processes say that they are rank 0"),
+    ] {
+        let port = free_port();
+        let secret = Secret::random();
+        let config = Config::default().with_secret(secret.clone());
+        let zero = start(&loopback(port), 0, 2, &config, 60.0);
+        let Some(wire::Verdict::Failed(failure)) = say(port, &secret, &first) else {
+            panic!("a verdict: {said}");
+        };
+        for problem in [failure.problem, error(zero)] {
+            assert!(problem.contains(said), "{problem}");
+        }
+    }
 }

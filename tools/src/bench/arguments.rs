@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{ArgAction, Parser, ValueEnum};
 
 use super::collective::{ALL, Bench};
+use super::fault::Fault;
 use super::options::{Options, check};
 use super::size;
 
@@ -19,6 +20,8 @@ Examples:
       every collective, every type, every operation, every element checked
   nd-bench alltoall --threads --explain
       ranks as threads of one process, and why each size was done as it was
+  nd-bench allreduce --ranks 4 --fault kill:2@3s
+      what the others say, and how soon, when rank 2 is killed three seconds after the first call
   nd-run -n 4 -- nd-bench allreduce        (or mpirun, torchrun, srun)
       under a launcher it starts nothing and takes its rank
 
@@ -106,6 +109,12 @@ pub struct Arguments {
     /// and that are not there are kept); algorithms are then chosen by it, here and wherever ND_CALIBRATION names it
     #[arg(long, value_name = "FILE")]
     pub calibrate: Option<PathBuf>,
+    /// Instead of measuring, call until something goes wrong on purpose, and tell what every other rank says of it and how
+    /// soon: kill:2@3s (rank 2 gets SIGKILL three seconds after the first call), stop (SIGSTOP), exit, abort (the
+    /// communicator) or mismatch (it calls something else); several with commas. Calls then wait 5 s at most, unless
+    /// ND_TIMEOUT says otherwise. Exit code 0: all of them named the rank
+    #[arg(long, value_name = "KIND:RANK[@TIME]", value_delimiter = ',', conflicts_with_all = ["hosts", "calibrate", "plot", "json"])]
+    pub fault: Vec<Fault>,
     /// Say why each size was done as it was, what every candidate was predicted to take, and how each rank is reached
     #[arg(long)]
     pub explain: bool,

@@ -47,7 +47,12 @@ impl Error {
 
     /// Whether it only follows from another rank's.
     pub fn is_echo(&self) -> bool {
-        matches!(self, Error::Comm(nd_comm::Error::PeerFailed { .. } | nd_comm::Error::Failed { .. }))
+        use nd_comm::Error::{Aborted, Failed, PeerFailed, Timeout};
+        match self {
+            Error::Comm(PeerFailed { .. } | Failed { .. } | Timeout { told_by: Some(_), .. }) => true,
+            Error::Comm(Aborted { rank, culprit, .. }) => rank != culprit,
+            _ => false,
+        }
     }
 
     /// Whether there is nobody to tell, as when the reader of the table went away (`| head`), or nothing new to tell.

@@ -99,7 +99,7 @@ fn automatic(comm: &Communicator, call: &mut impl FnMut() -> Result<()>) -> Resu
 }
 
 /// One call with known inputs; how many elements of this rank are wrong.
-fn check<T: Sample>(
+pub fn check<T: Sample>(
     comm: &Communicator,
     case: &Case,
     op: Option<ReduceOp>,

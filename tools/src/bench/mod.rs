@@ -7,6 +7,7 @@
 //! | `remote` | ranks on other hosts |
 //! | `run` | what one rank does: every type, operation, root and size |
 //! | `measure` | one case: warm up, time, check |
+//! | `fault` | `--fault`: what goes wrong on purpose |
 //! | `calibrate` | what links cost, for the cost model |
 //! | `call` | one call of a collective on a case's buffers |
 //! | `collective` | what a size means for each collective, bus bandwidth — *pure* |
@@ -21,7 +22,9 @@ mod calibrate;
 mod call;
 pub(crate) mod collective;
 mod error;
+mod fault;
 mod host;
+mod hosts_file;
 mod json;
 mod measure;
 mod number;

@@ -9,6 +9,7 @@ use nd_comm::schedule;
 use super::arguments::{Arguments, Kind, Transport};
 use super::collective::Bench;
 use super::error::Error;
+use super::fault::Fault;
 use super::plot;
 use super::size::{self, Step};
 
@@ -59,6 +60,8 @@ pub struct Options {
     pub plot: Option<PathBuf>,
     pub calibrate: Option<PathBuf>,
     pub explain: bool,
+    /// What goes wrong on purpose; nothing is measured then.
+    pub faults: Vec<Fault>,
 }
 
 impl Options {
@@ -118,6 +121,7 @@ pub fn check(a: Arguments) -> Result<Options, Error> {
         plot: a.plot,
         calibrate: a.calibrate,
         explain: a.explain,
+        faults: a.fault,
     })
 }
 
@@ -251,6 +255,8 @@ mod tests {
             ("allreduce --algo rign", "did you mean ring?"),
             ("allreduce --plot x.gif", ".svg"),
             ("allreduce -b 1Q", "not a size"),
+            ("allreduce --fault kil:2@3s", "did you mean kill?"),
+            ("allreduce --fault kill:2 --hosts x", "cannot be used with"),
         ] {
             let e = options(line).unwrap_err();
             assert!(e.contains(part), "{line}: {e}");

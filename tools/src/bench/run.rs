@@ -7,7 +7,8 @@ use nd_comm::schedule::Collective;
 use super::call::Memory;
 use super::collective::Bench;
 use super::error::Error;
-use super::measure::{Buffers, gathered, measure};
+use super::fault::{self, Strikes};
+use super::measure::{Buffers, check, gathered, measure};
 use super::options::{Options, Roots};
 use super::picture::{Case, MARGIN};
 use super::progress::Progress;
@@ -32,10 +33,49 @@ pub fn rank(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Er
         }
         None => None,
     };
+    if !options.faults.is_empty() {
+        return faulty(comm, options, how);
+    }
     let mut report = match comm.rank() {
         0 => Some(Report::new(options, comm.world_size(), how, devices, costs)?),
         _ => None,
     };
+    let wrong = all(comm, options, report.as_mut(), None)?;
+    if let Some(report) = report {
+        report.finish()?;
+    }
+    Ok(wrong)
+}
+
+/// Calls all that is asked for, again and again, until something fails; whether that is told as it must be.
+fn faulty(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Error> {
+    let faults = &options.faults;
+    fault::check(faults, comm.world_size(), options.threads)?;
+    if comm.rank() == 0 {
+        let timeout = comm.timeout().as_secs_f64();
+        faults.iter().try_for_each(|fault| fault::print(&format!("# {fault}\n")))?;
+        fault::print(&format!("# {how}; a call may wait {timeout} s (ND_TIMEOUT)\n"))?;
+    }
+    let strikes = Strikes::begin(comm, faults)?;
+    let failed = loop {
+        match all(comm, options, None, Some(&strikes)) {
+            Ok(0) => {}
+            Ok(wrong) => return Ok(wrong),
+            Err(e) => break e,
+        }
+    };
+    let Error::Comm(failed) = failed else { return Err(failed) };
+    let right = strikes.tell(comm.rank(), faults, &failed)?;
+    if right { Ok(0) } else { Err(Error::Told(1)) }
+}
+
+/// Every collective that is asked for, once; the number of wrong elements.
+fn all(
+    comm: &Communicator,
+    options: &Options,
+    mut report: Option<&mut Report>,
+    strikes: Option<&Strikes>,
+) -> Result<u64, Error> {
     let mut wrong = 0;
     for bench in &options.collectives {
         if let Some(report) = &mut report {
@@ -43,7 +83,8 @@ pub fn rank(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Er
         }
         let types = if bench.0 == Collective::Barrier { &[DataType::U8][..] } else { &options.types };
         for data_type in types {
-            let mut task = Task { comm, options, bench: *bench, report: report.as_mut(), wrong: 0 };
+            let mut task =
+                Task { comm, options, bench: *bench, report: report.as_deref_mut(), strikes, wrong: 0 };
             match data_type {
                 DataType::I8 => task.run::<i8>(),
                 DataType::U8 => task.run::<u8>(),
@@ -66,9 +107,6 @@ pub fn rank(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Er
             report.end(*bench)?;
         }
     }
-    if let Some(report) = report {
-        report.finish()?;
-    }
     Ok(wrong)
 }
 
@@ -78,6 +116,8 @@ struct Task<'a> {
     options: &'a Options,
     bench: Bench,
     report: Option<&'a mut Report>,
+    /// Nothing is measured.
+    strikes: Option<&'a Strikes>,
     wrong: u64,
 }
 
@@ -103,7 +143,7 @@ impl Task<'_> {
             for root in roots.clone() {
                 self.touch(op, &mut buffers);
                 let mut cycle = 0;
-                while options.cycles == 0 || cycle < options.cycles {
+                while cycle < options.cycles || (options.cycles == 0 && self.strikes.is_none()) {
                     for bytes in self.sizes() {
                         self.row(bytes, op, root, &mut buffers)?;
                     }
@@ -149,6 +189,13 @@ impl Task<'_> {
             root,
             count: lengths.count,
         };
+        if let Some(strikes) = self.strikes {
+            for in_place in [false, true].into_iter().take(1 + usize::from(bench.in_place())) {
+                strikes.before_call(comm)?;
+                self.wrong += check(comm, &case(in_place), op, 0, buffers)?;
+            }
+            return Ok(());
+        }
         let apart = measure(comm, options, &case(false), op, buffers, progress)?;
         let in_place = match bench.in_place() {
             true => Some(measure(comm, options, &case(true), op, buffers, progress)?),

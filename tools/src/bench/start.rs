@@ -2,23 +2,26 @@
 
 use std::time::{Duration, Instant};
 
-use nd_comm::config::Config;
+use nd_comm::config::{Config, Setting, Source};
 use nd_comm::launch::Launch;
 use nd_comm::prelude::Communicator;
 
 use super::arguments::Transport;
 use super::error::Error;
+use super::fault::{self, Fault};
 use super::options::{Options, Roots};
 use super::{remote, run};
 use crate::launch::{Bind, Ended, Event, Group, Output, Plan};
 
 /// When a rank has failed, the others have so long to find out and say so.
 const GRACE: Duration = Duration::from_secs(3);
+/// How long ranks may take, beyond what calls may wait, to start and to tell what they have learnt.
+const LEARNING: Duration = Duration::from_secs(30);
 
 /// Runs all ranks that are this process's business; whether all elements were right.
 pub fn run(options: &Options) -> Result<bool, Error> {
     let config = config(options)?;
-    crate::log::init(config.debug);
+    crate::log::init(&config.debug);
     if let Some(launch) = launched()? {
         return one(options, &launch, &config);
     }
@@ -30,7 +33,11 @@ pub fn run(options: &Options) -> Result<bool, Error> {
         Roots::One(root) if root >= ranks => return Err(no_such_root(root, ranks)),
         _ => {}
     }
-    if options.threads { threads(options, ranks, &config) } else { processes(ranks) }
+    fault::check(&options.faults, ranks, options.threads)?;
+    match options.threads {
+        true => threads(options, ranks, &config),
+        false => processes(ranks, &options.faults, config.timeout),
+    }
 }
 
 /// What the command line says about the communicator is stronger than the environment.
@@ -38,6 +45,10 @@ fn config(options: &Options) -> Result<Config, Error> {
     let mut config = Config::from_env()?;
     if let Some(algorithm) = &options.algorithm {
         config = config.with("ND_ALGO", algorithm)?;
+    }
+    let said = |s: &Setting| s.name == "ND_TIMEOUT" && s.source != Source::Default;
+    if !options.faults.is_empty() && !config.settings().iter().any(said) {
+        config = config.with_timeout(fault::TIMEOUT);
     }
     let transport = match options.transport {
         Some(Transport::Auto) => "auto",
@@ -96,7 +107,7 @@ fn one(options: &Options, launch: &Launch, config: &Config) -> Result<bool, Erro
     };
     match measured() {
         // Rank 0 speaks for all, and goes when the table is there.
-        Ok(wrong) => Ok(wrong == 0 || launch.rank > 0),
+        Ok(wrong) => Ok(wrong == 0 || (launch.rank > 0 && options.faults.is_empty())),
         Err(e) if launch.rank > 0 && (e.is_echo() || e.code() == 2) => Err(Error::Told(e.code())),
         Err(e) => Err(e),
     }
@@ -108,7 +119,7 @@ fn plural(ranks: usize) -> String {
 
 /// Starts this program again for each rank, on cores of its own: two that begin on one core may share it for longer than a
 /// short run lasts.
-fn processes(ranks: usize) -> Result<bool, Error> {
+fn processes(ranks: usize, faults: &[Fault], timeout: Duration) -> Result<bool, Error> {
     let program = std::env::current_exe().map_err(|e| {
         Error::Machine(format!("cannot find this program to start ranks of it: {e}; is /proc mounted?"))
     })?;
@@ -119,6 +130,9 @@ fn processes(ranks: usize) -> Result<bool, Error> {
         plan.bind = Bind::Core;
     }
     let mut group = Group::spawn(&plan, 0).map_err(|e| Error::Machine(e.to_string()))?;
+    if !faults.is_empty() {
+        return struck(&mut group, ranks, faults, timeout);
+    }
     while group.running() > 0 {
         let Event::Ended(ended) = group.wait(None, None) else { continue };
         if ended.code() != 0 {
@@ -126,6 +140,33 @@ fn processes(ranks: usize) -> Result<bool, Error> {
         }
     }
     Ok(true)
+}
+
+/// Waits for all that go on, which say what they know themselves, and tells how many named the right rank.
+fn struck(group: &mut Group, ranks: usize, faults: &[Fault], timeout: Duration) -> Result<bool, Error> {
+    let survivors = fault::survivors(faults, ranks);
+    let until = Instant::now() + fault::last(faults) + 2 * timeout + LEARNING;
+    let (mut ended, mut right) = (0, 0);
+    while ended < survivors.len() {
+        match group.wait(None, Some(until)) {
+            Event::Ended(one) if one.code() == 2 => return Err(Error::Told(2)),
+            Event::Ended(one) if survivors.contains(&one.rank) => {
+                ended += 1;
+                right += usize::from(one.code() == 0);
+            }
+            Event::Ended(_) | Event::Other => {}
+            Event::Time => break,
+        }
+    }
+    // One that was stopped does not end by itself.
+    group.end(Duration::from_millis(200));
+    let (all, silent) = (survivors.len(), survivors.len() - ended);
+    let late = if silent > 0 { format!("; {silent} said nothing and were ended") } else { String::new() };
+    fault::print(&format!(
+        "# {right} of {all} ranks that went on named {}{late}\n",
+        fault::culprits(faults)
+    ))?;
+    Ok(right == all)
 }
 
 /// Waits until the others have said what they know, ends them, and tells who was first.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, ValueEnum};
+use nd_comm::config::Logging;
 use nd_tools::launch::{Bind, Ended, Error, Event, Group, Output, Plan, signal_name};
 use rustix::process::Signal;
 use serde::Serialize;
@@ -83,7 +84,7 @@ enum BindTo {
 }
 
 fn main() -> ExitCode {
-    nd_tools::log::init(tracing::level_filters::LevelFilter::WARN);
+    nd_tools::log::init(&Logging::at(tracing::level_filters::LevelFilter::WARN));
     let arguments = match arguments() {
         Ok(arguments) => arguments,
         Err(code) => return code,

@@ -2,7 +2,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use nd_transport::tcp::address::{Filter, candidates};
-use nd_transport::{Card, Family};
+use nd_transport::{Card, DerivedCard, Family};
 
 // What a rank says of itself, and how others would then try to reach it.
 fuzz_target!(|bytes: &[u8]| {
@@ -12,5 +12,9 @@ fuzz_target!(|bytes: &[u8]| {
         }
         let written = serde_json::to_vec(&card).expect("plain data");
         assert!(serde_json::from_slice::<Card>(&written).is_ok());
+    }
+    if let Ok(card) = serde_json::from_slice::<DerivedCard>(bytes) {
+        let written = serde_json::to_vec(&card).expect("plain data");
+        assert!(serde_json::from_slice::<DerivedCard>(&written).is_ok());
     }
 });

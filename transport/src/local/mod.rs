@@ -13,7 +13,7 @@ use crate::link::{Abilities, Cost, Link, Part, Signal, Ticket, Transport};
 use crate::mapped::Mapped;
 use crate::region::{Region, SLEEP};
 use crate::sys::{self, Mapping, memory_file};
-use crate::{Config, Error, Result};
+use crate::{Config, Error, Result, Stop};
 
 /// What goes wrong, on purpose.
 #[derive(Debug, Clone, Default)]
@@ -66,7 +66,7 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
             name: name(me),
             cards: Vec::new(),
             crowded: n > cores::available(),
-            config: config.clone(),
+            config: Config { stop: Stop::default(), ..config.clone() },
         })
     };
     Ok((0..n).map(endpoint).collect())

@@ -1,5 +1,6 @@
 //! How the ranks of a host come to share one memory file.
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -17,23 +18,34 @@ use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::region::{Neighbours, PROBE_ADDRESS, PROBE_NONCE, Region};
-use crate::sys::{Mapping, memory_file};
-use crate::{Error, Result};
+use crate::sys::{Mapping, keeps_length, memory_file};
+use crate::{Error, Result, Stop};
 
 /// Address space per rank, unless limits of the process leave less. It costs nothing until it is touched.
 const REGION: u64 = 64 << 30;
 /// Address space for all ranks of a host; x86-64 and 64-bit Arm give a process at least 128 TiB.
 const ARENA: u64 = 16 << 40;
+/// The least that a rank can do with, and what its address space is a multiple of.
+const REGION_MIN: u64 = 4 << 20;
+const REGION_UNIT: u64 = 2 << 20;
 /// How long a process that connected may take to say who it is.
 const INTRODUCTION: Duration = Duration::from_secs(2);
+/// How often a rank that waits for others looks whether it should stop.
+const TICK: Duration = Duration::from_millis(50);
 
 /// What a rank tells the others of its host.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct ShmCard {
     /// Name of its abstract Unix socket.
     pub(crate) name: Vec<u8>,
     /// Whoever knows it is a rank of this job.
     pub(crate) token: [u8; 16],
+}
+
+impl fmt::Debug for ShmCard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ShmCard({})", String::from_utf8_lossy(&self.name))
+    }
 }
 
 /// The socket over which this rank would pass the memory file, should it turn out to be the lowest of its host.
@@ -60,8 +72,8 @@ pub(crate) fn region_len(ranks: usize) -> Result<u64> {
     let ranks = ranks as u64;
     let limit = |r| getrlimit(r).current.unwrap_or(u64::MAX);
     let total = ARENA.min(limit(Resource::As) / 4).min(limit(Resource::Fsize));
-    let len = (total / ranks).min(REGION) & !((2 << 20) - 1);
-    if len < 4 << 20 {
+    let len = (total / ranks).min(REGION) / REGION_UNIT * REGION_UNIT;
+    if len < REGION_MIN {
         return Err(Error::Limit {
             what: format!("shared memory of {ranks} ranks"),
             needed: "4 MiB of address space per rank".into(),
@@ -85,14 +97,14 @@ impl Arena {
         listening: &Listening,
         me: usize,
         locals: &[(usize, &ShmCard)],
-        deadline: Instant,
+        limit: Limit<'_>,
     ) -> Result<Arena> {
         match locals {
             [] | [_] => Arena::alone(),
-            [(leader, _), ..] if *leader == me => Arena::lead(listening, locals, deadline),
+            [(leader, _), ..] if *leader == me => Arena::lead(listening, locals, limit),
             [leader, ..] => {
                 let index = locals.iter().position(|l| l.0 == me).expect("a rank is one of its host's");
-                Arena::follow(me, index, *leader, locals.len(), deadline)
+                Arena::follow(me, index, *leader, locals.len(), limit)
             }
         }
     }
@@ -102,35 +114,41 @@ impl Arena {
         Arena::map(&memory_file(len)?, len, 1)
     }
 
-    fn lead(listening: &Listening, locals: &[(usize, &ShmCard)], deadline: Instant) -> Result<Arena> {
+    fn lead(listening: &Listening, locals: &[(usize, &ShmCard)], limit: Limit<'_>) -> Result<Arena> {
         let region_len = region_len(locals.len())?;
         let file = memory_file(region_len * locals.len() as u64)?;
         let arena = Arena::map(&file, region_len, locals.len())?;
         let nonce = publish_probe(&arena.region(0));
         let mut followers: Vec<(usize, UnixStream)> = Vec::new();
         while followers.len() + 1 < locals.len() {
-            let missing = || {
-                let here = |rank: usize| followers.iter().any(|f| f.0 == rank);
-                locals[1..].iter().map(|l| l.0).filter(|&r| !here(r)).collect::<Vec<_>>()
-            };
-            let stream = accept(&listening.socket, deadline, || {
-                format!("joining of ranks {:?} to their host's shared memory", missing())
-            })?;
+            let here = |rank: usize| followers.iter().any(|f| f.0 == rank);
+            let missing: Vec<_> = locals[1..].iter().map(|l| l.0).filter(|&r| !here(r)).collect();
+            let accepted = limit.accept(&listening.socket, &missing, || {
+                format!("joining of ranks {missing:?} to their host's shared memory")
+            });
+            let stream = accepted.inspect_err(|e| say_why(&mut followers, e))?;
             // Whoever does not introduce itself is a stranger, not a reason to fail.
             let Some(rank) = introduced(&stream, &listening.card.token) else { continue };
-            if missing().contains(&rank) {
+            if missing.contains(&rank) {
                 pass(&stream, &file, region_len, nonce)
                     .map_err(|e| Error::system(format!("passing shared memory to rank {rank}"), e))?;
                 followers.push((rank, stream));
             }
         }
-        for (rank, stream) in &mut followers {
-            set_deadline(stream, deadline)
-                .and_then(|()| stream.read_exact(&mut [0]))
-                .map_err(|e| Error::system(format!("rank {rank} did not map its host's shared memory"), e))?;
+        for i in 0..followers.len() {
+            let (rank, stream) = &mut followers[i];
+            if let Err(e) = limit.wait(stream, &[]).and_then(|()| stream.read_exact(&mut [0])) {
+                let ended = e.kind() == io::ErrorKind::UnexpectedEof;
+                let e = (limit.gone)(*rank, ended).unwrap_or_else(|| {
+                    Error::system(format!("rank {rank} did not map its host's shared memory"), e)
+                });
+                say_why(&mut followers, &e);
+                return Err(e);
+            }
         }
-        for (rank, stream) in &mut followers {
-            stream.write_all(&[1]).map_err(|e| Error::system(format!("starting rank {rank}"), e))?;
+        for (_, stream) in &mut followers {
+            // Whoever is gone by now is missed in the first call.
+            let _ = stream.write_all(&[GO]);
         }
         Ok(arena)
     }
@@ -140,22 +158,22 @@ impl Arena {
         index: usize,
         (leader, card): (usize, &ShmCard),
         ranks: usize,
-        deadline: Instant,
+        limit: Limit<'_>,
     ) -> Result<Arena> {
         let failed = |verb: &str| {
             let what = format!("{verb} the shared memory of rank {leader}");
             move |e: io::Error| Error::system(what, e)
         };
         let mut stream = SocketAddr::from_abstract_name(&card.name)
-            .and_then(|address| UnixStream::connect_addr(&address))
+            .and_then(|address| undisturbed(|| UnixStream::connect_addr(&address)))
             .map_err(failed("reaching"))?;
         let mut hello = [0u8; 24];
         hello[..16].copy_from_slice(&card.token);
         hello[16..].copy_from_slice(&(me as u64).to_le_bytes());
-        set_deadline(&stream, deadline)
-            .and_then(|()| stream.write_all(&hello))
-            .map_err(failed("asking for"))?;
-        let (file, region_len, nonce) = receive(&stream).map_err(failed("receiving"))?;
+        limit.set(&stream).and_then(|()| stream.write_all(&hello)).map_err(failed("asking for"))?;
+        let received = limit.wait(&stream, &[]).and_then(|()| receive(&stream));
+        let (file, region_len, nonce) = received.map_err(failed("receiving"))?;
+        check(&file, region_len, ranks).map_err(failed("using"))?;
         let arena = Arena::map(&file, region_len, ranks)?;
         if arena.region(0).counter(PROBE_NONCE).load(Ordering::Acquire) != nonce {
             let why = "its shared memory maps, but holds other contents".into();
@@ -163,7 +181,17 @@ impl Arena {
         }
         publish_probe(&arena.region(index));
         stream.write_all(&[1]).map_err(failed("confirming"))?;
-        stream.read_exact(&mut [0]).map_err(failed("waiting for all to map"))?;
+        let mut answer = [0];
+        let answered = limit.wait(&stream, &[]).and_then(|()| stream.read_exact(&mut answer));
+        answered.map_err(failed("waiting for all to map"))?;
+        if answer == [LOST] {
+            let mut rank = [0; 8];
+            stream.read_exact(&mut rank).map_err(failed("hearing who did not map"))?;
+            return Err((limit.gone)(u64::from_le_bytes(rank) as usize, true).unwrap_or(Error::Timeout {
+                what: format!("joining of all ranks to the shared memory of rank {leader}"),
+                after: Duration::ZERO,
+            }));
+        }
         Ok(arena)
     }
 
@@ -193,26 +221,88 @@ fn publish_probe(region: &Region) -> u64 {
     *nonce
 }
 
-fn set_deadline(stream: &UnixStream, deadline: Instant) -> io::Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    stream.set_read_timeout(Some(left))?;
-    stream.set_write_timeout(Some(left))
+/// The leader's answer: all have mapped.
+const GO: u8 = 1;
+/// The leader's answer: one is lost; its number follows.
+const LOST: u8 = 2;
+
+/// Tells those who have come why they wait in vain.
+fn say_why(followers: &mut [(usize, UnixStream)], why: &Error) {
+    let Error::PeerLost { rank, .. } = why else { return };
+    let word = [&[LOST][..], &(*rank as u64).to_le_bytes()].concat();
+    for (_, stream) in followers {
+        let _ = stream.write_all(&word);
+    }
 }
 
-fn accept(socket: &UnixListener, deadline: Instant, what: impl Fn() -> String) -> Result<UnixStream> {
-    let start = Instant::now();
-    loop {
-        match socket.accept() {
-            Ok((stream, _)) => return Ok(stream),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            Err(e) => return Err(Error::system(what(), e)),
+/// How long ranks of a host wait for each other.
+#[derive(Clone, Copy)]
+pub(crate) struct Limit<'a> {
+    /// Until then at most,
+    pub deadline: Instant,
+    /// and until this is asked,
+    pub stop: &'a Stop,
+    /// and until a rank is gone: what to say of it then, or in any case.
+    pub gone: &'a dyn Fn(usize, bool) -> Option<Error>,
+}
+
+impl Limit<'_> {
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    fn lost(&self, ranks: &[usize]) -> Option<Error> {
+        ranks.iter().find_map(|&rank| (self.gone)(rank, false))
+    }
+
+    /// For what is sent, and received once it has begun to come.
+    fn set(&self, stream: &UnixStream) -> io::Result<()> {
+        let left = self.left().max(Duration::from_millis(1));
+        stream.set_read_timeout(Some(left))?;
+        stream.set_write_timeout(Some(left))
+    }
+
+    /// Waits until there is something to receive, or to accept, or one of these ranks is gone.
+    fn wait(&self, socket: &impl AsFd, ranks: &[usize]) -> io::Result<()> {
+        loop {
+            if self.stop.asked() {
+                return Err(io::Error::other("ended from this side"));
+            }
+            let left = self.left();
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let tick = left.min(TICK);
+            let timeout = Timespec { tv_sec: tick.as_secs() as i64, tv_nsec: tick.subsec_nanos().into() };
+            let ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
+            if ready.is_ok_and(|n| n > 0) || self.lost(ranks).is_some() {
+                return Ok(());
+            }
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Error::Timeout { what: what(), after: start.elapsed() });
+    }
+
+    /// The next connection, unless one of these ranks will not make any.
+    fn accept(
+        &self,
+        socket: &UnixListener,
+        ranks: &[usize],
+        what: impl Fn() -> String,
+    ) -> Result<UnixStream> {
+        let start = Instant::now();
+        loop {
+            match socket.accept() {
+                Ok((stream, _)) => return Ok(stream),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(Error::system(what(), e)),
+            }
+            if let Some(lost) = self.lost(ranks) {
+                return Err(lost);
+            }
+            self.wait(socket, ranks).map_err(|e| match e.kind() {
+                io::ErrorKind::TimedOut => Error::Timeout { what: what(), after: start.elapsed() },
+                _ => Error::system(what(), e),
+            })?;
         }
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
     }
 }
 
@@ -231,6 +321,16 @@ fn introduced(mut stream: &UnixStream, token: &[u8; 16]) -> Option<usize> {
     (theirs == token).then_some(rank as usize)
 }
 
+/// Once more whenever a signal came in between.
+fn undisturbed<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 fn pass(stream: &UnixStream, file: &OwnedFd, region_len: u64, nonce: u64) -> io::Result<()> {
     let mut message = [0u8; 16];
     message[..8].copy_from_slice(&region_len.to_le_bytes());
@@ -239,8 +339,21 @@ fn pass(stream: &UnixStream, file: &OwnedFd, region_len: u64, nonce: u64) -> io:
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
-    rustix::net::sendmsg(stream, &[io::IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+    let parts = [io::IoSlice::new(&message)];
+    undisturbed(|| Ok(rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL)?))?;
     Ok(())
+}
+
+/// Whether what came is memory for so many ranks: whoever has a rank's token may have any reason to send another.
+fn check(file: &OwnedFd, region_len: u64, ranks: usize) -> io::Result<()> {
+    let total = region_len
+        .checked_mul(ranks as u64)
+        .filter(|_| (REGION_MIN..=REGION).contains(&region_len) && region_len.is_multiple_of(REGION_UNIT));
+    let wrong = || {
+        let limits = format!("{REGION_MIN} to {REGION}, in multiples of {REGION_UNIT}");
+        io::Error::other(format!("{region_len} bytes per rank are not possible ({limits})"))
+    };
+    keeps_length(file, total.ok_or_else(wrong)?)
 }
 
 fn receive(stream: &UnixStream) -> io::Result<(OwnedFd, u64, u64)> {
@@ -248,7 +361,8 @@ fn receive(stream: &UnixStream) -> io::Result<(OwnedFd, u64, u64)> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut into = [io::IoSliceMut::new(&mut message)];
-    let got = rustix::net::recvmsg(stream, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let got =
+        undisturbed(|| Ok(rustix::net::recvmsg(stream, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?))?;
     let file = control.drain().find_map(|m| match m {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
@@ -257,5 +371,42 @@ fn receive(stream: &UnixStream) -> io::Result<(OwnedFd, u64, u64)> {
     match file {
         Some(file) if got.bytes == message.len() => Ok((file, number(0), number(8))),
         _ => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no memory file came (`ulimit -n` too low?)")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn only_memory_that_is_there_and_stays_is_used() {
+        let file = |len| memory_file(len).unwrap();
+        assert!(check(&file(2 * REGION_MIN), REGION_MIN, 2).is_ok());
+        let refused = |file: &OwnedFd, len, ranks| check(file, len, ranks).unwrap_err().to_string();
+        let short = refused(&file(2 * REGION_MIN), REGION_MIN, 3);
+        assert!(short.contains("8388608 bytes where 12582912 belong"), "{short}");
+        for len in [0, 1, REGION_MIN + 4096, 2 * REGION, u64::MAX, 1 << 63] {
+            let e = refused(&file(2 * REGION_MIN), len, 2);
+            assert!(e.contains("bytes per rank are not possible"), "{len}: {e}");
+        }
+        // One that its maker could cut off under those who have mapped it; and one that is cut off in vain.
+        let loose = memfd_create(c"loose", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&loose, 2 * REGION_MIN).unwrap();
+        let e = refused(&loose, REGION_MIN, 2);
+        assert!(e.contains("could be made shorter"), "{e}");
+        let ours = file(2 * REGION_MIN);
+        assert!(ftruncate(&ours, 4096).is_err());
+        assert!(check(&ours, REGION_MIN, 2).is_ok());
+    }
+
+    #[test]
+    fn the_token_is_not_shown() {
+        let card = Listening::open().unwrap().card;
+        let shown = format!("{card:?}{:?}", card.token.map(|_| 0));
+        assert!(!shown.contains(&format!("{:?}", &card.token[..4]).replace(['[', ']'], "")), "{shown}");
     }
 }

@@ -19,7 +19,7 @@ use crate::{Error, Result};
 mod join;
 
 pub use join::ShmCard;
-pub(crate) use join::{Arena, Listening, region_len};
+pub(crate) use join::{Arena, Limit, Listening, region_len};
 
 /// A link between two processes of one host.
 #[derive(Debug)]

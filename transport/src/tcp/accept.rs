@@ -136,7 +136,7 @@ impl Door {
         }
         let keys = keys(&session, &self.common, identity, Side::Responder);
         let stream = session.into_inner().stream;
-        let prepared = tune(&stream).and_then(|()| stream.set_nonblocking(true));
+        let prepared = tune(&stream, &self.common.preferred).and_then(|()| stream.set_nonblocking(true));
         prepared.map_err(|e| Error::system("preparing a connection", e))?;
         Ok(Connection::new(stream, keys.as_ref()))
     }
@@ -422,7 +422,8 @@ pub struct Timed<'a> {
 }
 
 impl Timed<'_> {
-    fn ready(&self, flags: PollFlags) -> io::Result<()> {
+    /// Waits until one of these holds.
+    pub fn ready(&self, flags: PollFlags) -> io::Result<()> {
         loop {
             if self.stop.is_some_and(|stop| stop.load(Ordering::Acquire)) {
                 return Err(io::Error::other("ended from this side: others wait, or this rank is closing"));

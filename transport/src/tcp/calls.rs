@@ -77,7 +77,7 @@ impl Calls {
             if left.is_zero() {
                 return Called::Missed;
             }
-            match open(candidate, self.common.buffer, left) {
+            match open(candidate, self.common.buffer, left, None) {
                 Ok(stream) => match self.introduce(stream, to, until, stop) {
                     Ok(session) => return Called::Answered(Box::new(session)),
                     Err(Error::Refused { why, .. }) => closed &= !why.starts_with(CLOSED),

@@ -1,20 +1,23 @@
 //! Opening the connection to a peer: its addresses in order, each with its own share of the time.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::accept::{CONFIRMED, CONTEXT, CROSSED, Timed, WELCOME, canonical};
+use super::accept::{CONFIRMED, CONTEXT, CROSSED, Timed, WELCOME};
 use super::address::Candidate;
 use super::connection::Connection;
 use super::identity::{Identity, Side, keys};
 use super::link::Common;
 use super::listen::{descriptors, set_buffers};
+use super::pacing::{self, Preferred};
 use crate::secure::{CLOSED, initiate};
-use crate::{Error, Result};
+use crate::{Error, Result, Stop};
 
 /// How long one address may take while others remain.
 const PER_ADDRESS: Duration = Duration::from_secs(3);
@@ -42,15 +45,21 @@ pub enum Connected {
 
 /// Connects and proves both sides. A peer that hangs up in the middle may have had to make room for others: it is
 /// tried again as long as somebody listens there.
-pub fn connect(target: Target<'_>, common: &Common, until: Instant) -> Result<Connected> {
+pub fn connect(
+    target: Target<'_>,
+    common: &Common,
+    until: Instant,
+    stop: Option<&AtomicBool>,
+) -> Result<Connected> {
     let mut pause = PAUSE;
     loop {
         let mut tried = Tried::default();
-        if let Some(connected) = once(target, common, until, &mut tried)? {
+        if let Some(connected) = once(target, common, (until, stop), &mut tried)? {
             return Ok(connected);
         }
+        let stopped = stop.is_some_and(|stop| stop.load(Ordering::SeqCst));
         let left = until.saturating_duration_since(Instant::now());
-        if tried.hung_up && tried.refusal.is_none() && !left.is_zero() {
+        if tried.hung_up && !stopped && tried.refusal.is_none() && !left.is_zero() {
             // Jitter, so that those who were sent away together do not come back together.
             std::thread::sleep(pause.mul_f64(0.5 + rand::random::<f64>()).min(left));
             pause = (pause * 2).min(PAUSE_MAX);
@@ -75,7 +84,12 @@ struct Tried {
 }
 
 /// Tries every address once.
-fn once(target: Target<'_>, common: &Common, until: Instant, tried: &mut Tried) -> Result<Option<Connected>> {
+fn once(
+    target: Target<'_>,
+    common: &Common,
+    (until, stop): (Instant, Option<&AtomicBool>),
+    tried: &mut Tried,
+) -> Result<Option<Connected>> {
     for (at, candidate) in target.candidates.iter().enumerate() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -83,7 +97,7 @@ fn once(target: Target<'_>, common: &Common, until: Instant, tried: &mut Tried) 
             continue;
         }
         let share = if at + 1 == target.candidates.len() { left } else { left.min(PER_ADDRESS) };
-        let stream = match open(candidate, common.buffer, share) {
+        let stream = match open(candidate, common.buffer, share, stop) {
             Ok(stream) => stream,
             Err(e) if e.raw_os_error() == Some(libc::EMFILE) => {
                 return Err(descriptors(&format!("connecting to rank {}", target.to), e));
@@ -95,7 +109,7 @@ fn once(target: Target<'_>, common: &Common, until: Instant, tried: &mut Tried) 
             }
         };
         // Whoever accepts the connection answers from a thread of its own; it may be busy with many others.
-        match introduce(stream, target, common, until) {
+        match introduce(stream, target, common, (until, stop)) {
             Ok(Some(connection)) => return Ok(Some(Connected::Connection(connection, at))),
             Ok(None) => return Ok(Some(Connected::Crossed)),
             Err(e) => {
@@ -121,27 +135,63 @@ fn hung_up(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
-pub(super) fn open(candidate: &Candidate, buffer: Option<usize>, timeout: Duration) -> io::Result<TcpStream> {
+pub(super) fn open(
+    candidate: &Candidate,
+    buffer: Option<usize>,
+    timeout: Duration,
+    stop: Option<&AtomicBool>,
+) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
     set_buffers(&socket, buffer)?;
-    socket.connect_timeout(&candidate.to.into(), timeout)?;
-    let stream = TcpStream::from(socket);
+    let preferred = pacing::off(&socket);
+    let stream = reach(socket, candidate.to, timeout, stop)?;
+    tune(&stream, &preferred)?;
+    Ok(stream)
+}
+
+/// A connection to `to`, for any use; in so much time at most, unless told to stop.
+///
+/// # Errors
+/// The system's; `TimedOut` when it took longer.
+pub fn connect_within(to: SocketAddr, timeout: Duration, stop: &Stop) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+    reach(socket, to, timeout, Some(stop.flag()))
+}
+
+/// Connects this new socket, in so much time at most, unless told to stop.
+fn reach(
+    socket: Socket,
+    to: SocketAddr,
+    timeout: Duration,
+    stop: Option<&AtomicBool>,
+) -> io::Result<TcpStream> {
+    socket.set_nonblocking(true)?;
+    match socket.connect(&to.into()) {
+        Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {
+            let connecting = Timed { stream: socket.into(), until: Instant::now() + timeout, stop };
+            connecting.ready(PollFlags::OUT)?;
+            finish(connecting.stream)
+        }
+        done => done.and_then(|()| finish(socket.into())),
+    }
+}
+
+fn finish(stream: TcpStream) -> io::Result<TcpStream> {
+    if let Some(e) = stream.take_error()? {
+        return Err(e);
+    }
     // A port of the ephemeral range that nobody listens on can connect to itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
-    tune(&stream)?;
+    stream.set_nonblocking(false)?;
     Ok(stream)
 }
 
-/// Small messages go at once; a peer whose machine lost power is noticed although nothing is being sent. What stays on
-/// this machine shares no wire with anybody, and is not paced.
-pub fn tune(stream: &TcpStream) -> io::Result<()> {
+/// Small messages go at once; a peer whose machine lost power is noticed although nothing is being sent.
+pub fn tune(stream: &TcpStream, preferred: &Preferred) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    if canonical(stream.local_addr()?).ip() == canonical(stream.peer_addr()?).ip() {
-        // Every kernel has it; without it the connection is only slower.
-        let _ = SockRef::from(stream).set_tcp_congestion(b"reno");
-    }
+    preferred.unless_here(stream)?;
     let alive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))
@@ -154,9 +204,9 @@ fn introduce(
     stream: TcpStream,
     target: Target<'_>,
     common: &Common,
-    until: Instant,
+    (until, stop): (Instant, Option<&AtomicBool>),
 ) -> Result<Option<Arc<Connection>>> {
-    let mut session = initiate(Timed { stream, until, stop: None }, &common.secret, CONTEXT)?;
+    let mut session = initiate(Timed { stream, until, stop }, &common.secret, CONTEXT)?;
     let encrypts = common.records_per_key.is_some();
     let identity = Identity { from: target.from, to: target.to, encrypts, talks: false };
     session.send(&identity.encode())?;

@@ -15,9 +15,10 @@ use super::connection::Connection;
 use super::landing::Landings;
 use super::meeting::{Arrival, Arrivals, Dialled, Meeting, Turn};
 use super::outgoing::{Gone, Outgoing};
+use super::pacing::Preferred;
 use super::wire::{HEAD, Put};
 use crate::secure::Secret;
-use crate::{Abilities, Cost, Error, Link, Part, Result, Signal, Ticket, Transport};
+use crate::{Abilities, Cost, Error, INLINE_PART, Link, Part, Result, Signal, Stop, Ticket, Transport};
 
 /// What the links of one endpoint share.
 #[derive(Debug)]
@@ -25,6 +26,7 @@ pub struct Common {
     pub me: usize,
     pub secret: Secret,
     pub buffer: Option<usize>,
+    pub preferred: Preferred,
     pub timeout: Duration,
     /// Encrypted records after which a connection changes its key; none: nothing is encrypted.
     pub records_per_key: Option<u64>,
@@ -35,6 +37,8 @@ pub struct Common {
     pub waiting: AtomicUsize,
     pub closed: AtomicBool,
     pub given_up: AtomicBool,
+    /// Ends long attempts to connect.
+    pub stop: Stop,
 }
 
 impl Common {
@@ -71,6 +75,8 @@ pub struct TcpLink {
     gone: OnceLock<Gone>,
     /// Between which addresses, once connected.
     path: OnceLock<String>,
+    /// What the peer gets to know when it connects: what, where, and the signal after it.
+    words: Mutex<Vec<(Vec<u8>, u64, Signal)>>,
 }
 
 impl TcpLink {
@@ -98,6 +104,7 @@ impl TcpLink {
             blocked: AtomicBool::new(false),
             gone: OnceLock::new(),
             path: OnceLock::new(),
+            words: Mutex::default(),
         }
     }
 
@@ -144,6 +151,15 @@ impl TcpLink {
                 self.forget();
                 true
             }
+        }
+    }
+
+    /// Ends the connection if memory of a caller, who gets it back now, would still be sent: the peer must not take what it
+    /// holds next for the message.
+    pub(super) fn let_go(&self) {
+        if let Some(out) = self.out().as_mut().filter(|out| out.pending.lends()) {
+            out.fail(&std::io::Error::other("this rank gave up in the middle of a message"));
+            self.forget();
         }
     }
 
@@ -196,9 +212,11 @@ impl TcpLink {
     fn meet(&self, within: Duration) -> Result<Arc<Connection>> {
         let common = &self.common;
         let until = Instant::now() + within;
+        // Whoever gives up still tells others so, in a short time.
+        let stop = (within >= common.timeout).then(|| common.stop.flag());
         let unreachable = |why| Error::Unreachable { from: common.me, to: self.peer, why };
         loop {
-            match self.meeting.approach(until) {
+            match self.meeting.approach(until, stop) {
                 Turn::Use(connection) => return Ok(connection),
                 Turn::Dial => {}
                 Turn::Leave => {
@@ -211,7 +229,7 @@ impl TcpLink {
             }
             let target =
                 Target { from: common.me, to: self.peer, host: &self.host, candidates: &self.candidates };
-            match connect(target, common, until) {
+            match connect(target, common, until, stop) {
                 Ok(Connected::Connection(connection, at)) => {
                     self.set_path(&connection.stream, at);
                     common.arrivals.push(Ok(Arrival { slot: self.slot, connection: connection.clone() }));
@@ -246,6 +264,23 @@ impl TcpLink {
         let _ = self.path.set(format!("tcp{} {ours} <- {theirs}: the peer connected", self.common.sealed()));
         self.common.arrivals.push(Ok(Arrival { slot: self.slot, connection: connection.clone() }));
         self.meeting.answered(Some(connection));
+        self.say_words();
+    }
+
+    /// Sends what was left for the peer, if there is a connection; by whichever thread sees both first.
+    fn say_words(&self) {
+        if !self.connected() {
+            return;
+        }
+        let words = std::mem::take(&mut *self.words.lock().unwrap_or_else(PoisonError::into_inner));
+        for (bytes, at, signal) in &words {
+            let parts: Vec<Part> = bytes.chunks(INLINE_PART).map(Part::of).collect();
+            // SAFETY: the parts are short enough to be copied.
+            let _ = unsafe { self.put(&parts, *at, Some(*signal)) };
+        }
+        if !words.is_empty() {
+            self.flush();
+        }
     }
 
     /// The connection, opened if this is the first use.
@@ -266,7 +301,9 @@ impl TcpLink {
             }
             let until = Instant::now() + within;
             let connection = self.meet(within).inspect_err(|e| {
-                if within >= self.common.timeout || Instant::now() < until {
+                let whole = within >= self.common.timeout;
+                let ended_here = whole && self.common.stop.asked();
+                if !ended_here && (whole || Instant::now() < until) {
                     let _ = self.gone.set(Gone::lost(e.to_string()));
                 }
             })?;
@@ -332,6 +369,14 @@ impl Link for TcpLink {
             Err(_) if self.gone.get().is_none() => Ok(false),
             reached => reached,
         }
+    }
+
+    fn leave_word(&self, bytes: &[u8], at: u64, signal: Signal) {
+        let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+        words.push((bytes.to_vec(), at, signal));
+        drop(words);
+        // The peer may have come meanwhile.
+        self.say_words();
     }
 
     /// A signal to a peer that left in order is nobody's loss: whoever still needs that peer notices by waiting.

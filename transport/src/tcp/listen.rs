@@ -8,6 +8,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::address::{Filter, Interface, TcpCard, advertise};
 use super::interfaces::interfaces;
+use super::pacing::{self, Preferred};
 use crate::{Config, Error, Family, Result};
 
 /// A socket that listens; peers may connect from now on, and are answered once [`super::Tcp`] starts.
@@ -15,6 +16,8 @@ use crate::{Config, Error, Family, Result};
 pub struct Listening {
     pub(super) listener: TcpListener,
     pub(super) interfaces: Vec<Interface>,
+    /// What connections from other machines are to be controlled by.
+    pub(super) preferred: Preferred,
 }
 
 impl Listening {
@@ -32,20 +35,20 @@ impl Listening {
                     remedy: "name one of them, or leave it empty; ND_SOCKET_FAMILY restricts too".into(),
                 }
             })?;
-        let listener = listen(config)?;
+        let (listener, preferred) = listen(config)?;
         let port = listener.local_addr().map_err(|e| Error::system("asking for the port", e))?.port();
-        Ok((Listening { listener, interfaces }, TcpCard { addresses, port }))
+        Ok((Listening { listener, interfaces, preferred }, TcpCard { addresses, port }))
     }
 }
 
-fn listen(config: &Config) -> Result<TcpListener> {
+fn listen(config: &Config) -> Result<(TcpListener, Preferred)> {
     let Some(range) = config.ports else {
         return bind(config, 0).map_err(|e| descriptors("listening", e));
     };
     let mut last = None;
     for port in range.first..=range.last {
         match bind(config, port) {
-            Ok(listener) => return Ok(listener),
+            Ok(bound) => return Ok(bound),
             Err(e) if matches!(e.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied) => {
                 last = Some(e);
             }
@@ -63,7 +66,7 @@ fn listen(config: &Config) -> Result<TcpListener> {
 
 /// On all addresses, of both families where the kernel has both, unless all peers are on this host. Strangers are
 /// kept out by the handshake.
-fn bind(config: &Config, port: u16) -> io::Result<TcpListener> {
+fn bind(config: &Config, port: u16) -> io::Result<(TcpListener, Preferred)> {
     if config.loopback_only {
         return match config.family {
             Family::V6 => bind_to(SocketAddr::from((Ipv6Addr::LOCALHOST, port)), true, config),
@@ -82,7 +85,7 @@ fn bind(config: &Config, port: u16) -> io::Result<TcpListener> {
     }
 }
 
-fn bind_to(address: SocketAddr, only_v6: bool, config: &Config) -> io::Result<TcpListener> {
+fn bind_to(address: SocketAddr, only_v6: bool, config: &Config) -> io::Result<(TcpListener, Preferred)> {
     // Close-on-exec is socket2's default.
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
@@ -91,10 +94,11 @@ fn bind_to(address: SocketAddr, only_v6: bool, config: &Config) -> io::Result<Tc
     // A port in TIME_WAIT of the job before is free; on Linux two listeners still exclude each other.
     socket.set_reuse_address(true)?;
     set_buffers(&socket, config.socket_buffer)?;
+    let preferred = pacing::off(&socket);
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
-    Ok(socket.into())
+    Ok((socket.into(), preferred))
 }
 
 /// Before connecting or listening, so that the window scale allows for it.
@@ -139,7 +143,7 @@ mod tests {
     #[test]
     fn ports_come_from_the_range_and_a_full_range_is_named() {
         // A port that is free now; nobody else is given it while the first listener lives.
-        let probe = bind(&Config::default(), 0).unwrap();
+        let (probe, _) = bind(&Config::default(), 0).unwrap();
         let port = probe.local_addr().unwrap().port();
         drop(probe);
         let config = Config { ports: Some(PortRange { first: port, last: port }), ..Config::default() };

@@ -11,8 +11,11 @@ use std::time::{Duration, Instant};
 use super::connection::Connection;
 use crate::Result;
 
-/// After so long a rank that waits for a peer to arrive tries again itself: the peer may have given up.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// After so long a rank that waits for a peer to arrive tries again itself: the peer may have given up, or be dead.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How often a rank that waits for a peer to arrive looks whether it should stop.
+const TICK: Duration = Duration::from_millis(50);
 
 /// How far two ranks have come.
 #[derive(Debug)]
@@ -89,8 +92,10 @@ impl Meeting {
         matches!(*self.state(), State::Answering | State::Together(_))
     }
 
-    /// What to do in order to have a connection; waits, until `until`, for a peer that is about to arrive.
-    pub fn approach(&self, until: Instant) -> Turn {
+    /// What to do in order to have a connection; waits, until `until` or until stopped, for a peer that is about to
+    /// arrive.
+    pub fn approach(&self, until: Instant, stop: Option<&AtomicBool>) -> Turn {
+        let stopped = || stop.is_some_and(|stop| stop.load(Ordering::SeqCst));
         let mut state = self.state();
         let again = Instant::now() + PATIENCE;
         loop {
@@ -101,13 +106,14 @@ impl Meeting {
                 State::Dialing | State::Answering => until.saturating_duration_since(Instant::now()),
                 State::Expecting => again.min(until).saturating_duration_since(Instant::now()),
             };
-            if wait.is_zero() {
-                if matches!(*state, State::Apart | State::Expecting) && Instant::now() < until {
+            if wait.is_zero() || stopped() {
+                if matches!(*state, State::Apart | State::Expecting) && Instant::now() < until && !stopped() {
                     self.set(&mut state, State::Dialing);
                     return Turn::Dial;
                 }
                 return Turn::Leave;
             }
+            let wait = if stop.is_some() { wait.min(TICK) } else { wait };
             state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -198,6 +204,11 @@ impl Arrivals {
             }
         }
         self.any.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Wakes the endpoint.
+    pub fn wake(&self) {
         let _ = self.waker.wake();
     }
 }
@@ -221,27 +232,27 @@ mod tests {
     #[test]
     fn of_two_that_try_at_once_the_lower_ranks_attempt_holds() {
         let (low, high) = (Meeting::new(0, 1), Meeting::new(1, 0));
-        assert!(matches!(low.approach(soon()), Turn::Dial));
-        assert!(matches!(high.approach(soon()), Turn::Dial));
+        assert!(matches!(low.approach(soon(), None), Turn::Dial));
+        assert!(matches!(high.approach(soon(), None), Turn::Dial));
         assert!(!low.answer());
         assert!(high.answer());
         high.dialled(Dialled::Crossed);
         std::thread::scope(|s| {
-            let waits = s.spawn(|| high.approach(soon()));
+            let waits = s.spawn(|| high.approach(soon(), None));
             high.answered(Some(connection()));
             assert!(matches!(waits.join().unwrap(), Turn::Use(_)));
         });
         low.dialled(Dialled::Connection(connection()));
-        assert!(matches!(low.approach(soon()), Turn::Use(_)));
+        assert!(matches!(low.approach(soon(), None), Turn::Use(_)));
         assert!(!low.answer() && !high.answer(), "one connection is enough");
     }
 
     #[test]
     fn told_that_the_other_is_on_its_way_before_it_is_here() {
         let high = Meeting::new(1, 0);
-        assert!(matches!(high.approach(soon()), Turn::Dial));
+        assert!(matches!(high.approach(soon(), None), Turn::Dial));
         high.dialled(Dialled::Crossed);
-        assert!(matches!(high.approach(Instant::now()), Turn::Leave), "it never came");
+        assert!(matches!(high.approach(Instant::now(), None), Turn::Leave), "it never came");
         assert!(high.answer());
         high.answered(Some(connection()));
         assert!(high.connection().is_some());
@@ -250,17 +261,17 @@ mod tests {
     #[test]
     fn what_fails_may_be_tried_again_by_either() {
         let low = Meeting::new(0, 1);
-        assert!(matches!(low.approach(soon()), Turn::Dial));
+        assert!(matches!(low.approach(soon(), None), Turn::Dial));
         low.dialled(Dialled::Failed);
         assert!(low.answer());
         assert!(!low.answer(), "one at a time");
         low.dialled(Dialled::Failed);
         assert!(low.answering());
         low.answered(None);
-        assert!(matches!(low.approach(soon()), Turn::Dial));
+        assert!(matches!(low.approach(soon(), None), Turn::Dial));
         low.end();
         low.dialled(Dialled::Connection(connection()));
         assert!(low.connection().is_none());
-        assert!(matches!(low.approach(soon()), Turn::Leave));
+        assert!(matches!(low.approach(soon(), None), Turn::Leave));
     }
 }

@@ -16,6 +16,7 @@
 //! | `identity` | who connects, and the keys that follow |
 //! | `wire` | frames; pure |
 //! | `seal` | encrypted records around them; pure |
+//! | `pacing` | which congestion control |
 //! | `outgoing`, `link` | sending |
 //! | `receive` | receiving |
 //! | `landing` | the caller's memory that a peer may put into |
@@ -44,6 +45,7 @@ mod link;
 mod listen;
 mod meeting;
 mod outgoing;
+mod pacing;
 mod rails;
 mod raw;
 mod receive;
@@ -64,6 +66,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 pub use address::{Advertised, TcpCard};
 pub(crate) use calls::{Called, Calls};
+pub use connect::connect_within;
 pub use listen::Listening;
 
 use crate::secure::Secret;
@@ -134,6 +137,7 @@ impl Tcp {
             me,
             secret: secret.clone(),
             buffer: config.socket_buffer,
+            preferred: listening.preferred,
             timeout: config.start_timeout,
             records_per_key: config.encrypt.then_some(config.records_per_key),
             arrivals: Arrivals::new(waker),
@@ -141,6 +145,7 @@ impl Tcp {
             waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
+            stop: config.stop.clone(),
         });
         let filter = Filter::parse(&config.interfaces);
         let index = cards[..me].iter().filter(|card| card.host == cards[me].host).count();
@@ -238,6 +243,12 @@ impl Tcp {
             while raw::receive(bell, &mut datagram).is_ok_and(|got| got.is_some()) {}
         }
         Ok(())
+    }
+
+    /// Wakes whoever is in [`Tcp::park`], from any thread.
+    pub fn waker(&self) -> impl Fn() + Send + Sync + 'static {
+        let common = self.common.clone();
+        move || common.arrivals.wake()
     }
 
     /// Why `peer` is gone, if it is, in order or not: nothing more comes from it.
@@ -340,6 +351,11 @@ impl Tcp {
     /// Something has failed: peers may never take what was sent to them, and leaving does not wait for that.
     pub fn give_up(&self) {
         self.common.given_up.store(true, Ordering::Release);
+    }
+
+    /// What was put is read no more: a connection on which some of it still waits ends.
+    pub fn let_go(&self) {
+        self.links.iter().for_each(|link| link.let_go());
     }
 
     /// Leaves in order: what waits is sent, then a goodbye, and the peers' kernels have it.

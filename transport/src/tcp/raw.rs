@@ -100,6 +100,11 @@ impl Pending {
         self.pieces.is_empty()
     }
 
+    /// Whether memory of somebody else is still to be sent.
+    pub fn lends(&self) -> bool {
+        self.pieces.iter().any(|piece| matches!(piece, Piece::Lent { .. }))
+    }
+
     /// Forgets everything, lent memory too.
     pub fn clear(&mut self) {
         self.pieces.clear();
@@ -333,7 +338,7 @@ mod tests {
         // SAFETY: the parts outlive `pending`'s use of them.
         unsafe { pending.push(&[1; HEAD], &parts) };
         let mut sent = pending.flush(a.as_fd()).unwrap();
-        assert!(sent > HEAD && !pending.is_empty());
+        assert!(sent > HEAD && !pending.is_empty() && pending.lends());
         // SAFETY: as above.
         unsafe { pending.push(&[2; HEAD], &[Part::of(&small)]) };
         let expected = [&[1; HEAD][..], &small[..7], &large, &small, &medium, &[2; HEAD], &small].concat();
@@ -346,6 +351,7 @@ mod tests {
             sent += pending.flush(a.as_fd()).unwrap();
         }
         drop(a);
+        assert!(!pending.lends());
         assert_eq!(sent, expected.len());
         assert!(reader.join().unwrap() == expected);
     }

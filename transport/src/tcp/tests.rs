@@ -15,6 +15,7 @@ use crate::sys::{Mapping, memory_file};
 use crate::{Family, HostId, Part, Signal, Window};
 
 mod encrypted;
+mod hostile;
 mod strangers;
 
 const MIB: usize = 1 << 20;

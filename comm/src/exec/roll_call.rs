@@ -1,0 +1,130 @@
+//! How all ranks come to tell the same when the time for a call is up.
+//!
+//! The rank whose time is up first tells all others where it is; whoever is in a call sees that at its next look at the
+//! world, ends the call and answers all others in the same way. The lowest rank that has answered makes a [`Standstill`] of
+//! all answers and reports it; the others wait for that. Who enters a call later finds the report at once. Ranks that do
+//! not answer within [`ANSWERING`] are busy elsewhere, stopped or cut off; of those, the others say what they have seen.
+#![allow(unsafe_code)] // reads answers in the inbox, and what peers show
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nd_transport::{Abilities, Endpoint};
+
+use super::called::Called;
+use super::channel::Channel;
+use super::history::History;
+use super::layout::{self, TIME_UP, WHEREABOUTS};
+use super::memory::{LaneMemory, copy};
+use super::peers::{reports, tell};
+use super::run::Channels;
+use super::standstill::{AWAITED, Seen, Standstill, Whereabouts};
+use crate::error::Error;
+
+/// How long answers are waited for: every rank in a call looks at the world every 100 ms.
+const ANSWERING: Duration = Duration::from_millis(500);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// Whether a peer's time is up.
+pub(super) fn is_called(channels: &Channels) -> bool {
+    let up = |[first, ..]: &[Channel; layout::LANES]| first.own().word(TIME_UP).load(Ordering::Relaxed) != 0;
+    channels.iter().flatten().any(up)
+}
+
+/// Where this rank is, in that call and after so many collective ones, and what it knows of the others.
+pub(super) fn whereabouts(
+    endpoint: &Endpoint,
+    channels: &Channels,
+    awaited: &[usize],
+    mut heard: Vec<usize>,
+    (call, entered): (Called, u32),
+) -> Whereabouts {
+    let me = endpoint.rank();
+    let seen = |peer: usize| Seen {
+        rank: peer,
+        heard: latest(channels, me, peer),
+        finished: finished(channels, me, peer),
+    };
+    let beyond = |peer: &usize| {
+        let Seen { heard, finished, .. } = seen(*peer);
+        let reaches = |c: Option<Called>| c.is_some_and(|c| c.stamp.sequence >= call.stamp.sequence);
+        !call.is_single() && (reaches(heard) || reaches(finished))
+    };
+    heard.extend((0..channels.len()).filter(beyond));
+    let awaited = awaited.iter().take(AWAITED).map(|&peer| seen(peer)).collect();
+    Whereabouts { call, entered, awaited, heard, ..Whereabouts::default() }
+}
+
+/// Tells all others.
+pub(super) fn answer(endpoint: &Endpoint, channels: &Channels, mine: &Whereabouts) {
+    tell(endpoint, channels, TIME_UP, &mine.encode(), false);
+}
+
+/// Waits for what comes of it.
+pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) -> Error {
+    let me = endpoint.rank();
+    let own = !mine.after.is_zero();
+    let began = Instant::now();
+    let mut said = BTreeMap::from([(me, mine)]);
+    loop {
+        let _ = endpoint.progress();
+        match reports(endpoint, channels, &[]) {
+            Ok(()) => {}
+            Err(Error::Timeout { rank, standstill, told_by }) => {
+                return Error::Timeout { rank, standstill, told_by: told_by.filter(|_| !own) };
+            }
+            Err(e) => return e,
+        }
+        for peer in 0..channels.len() {
+            if !said.contains_key(&peer) {
+                said.extend(answered(channels, peer).map(|theirs| (peer, theirs)));
+            }
+        }
+        let lowest = said.keys().next() == Some(&me);
+        let waited = began.elapsed();
+        // Should the lowest not manage to, others do.
+        if (lowest && (said.len() == channels.len() || waited >= ANSWERING)) || waited >= 2 * ANSWERING {
+            let standstill = Standstill::of(channels.len(), &said).named(|rank| endpoint.who(rank));
+            let others = said.iter().find(|(rank, w)| **rank != me && !w.after.is_zero());
+            let told_by = others.map(|(rank, _)| *rank).filter(|_| !own);
+            return Error::Timeout { rank: me, standstill: Box::new(standstill), told_by };
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// What a peer has answered.
+fn answered(channels: &Channels, peer: usize) -> Option<Whereabouts> {
+    let [first, ..] = channels[peer].as_ref()?;
+    if first.own().word(TIME_UP).load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let mut bytes = [0; WHEREABOUTS];
+    // SAFETY: the answer lies in this rank's inbox.
+    unsafe { copy(first.own().at(TIME_UP + 8), bytes.as_mut_ptr(), WHEREABOUTS) };
+    let answer = Whereabouts::decode(&bytes);
+    let ranks = answer.awaited.iter().map(|seen| &seen.rank).chain(&answer.heard);
+    ranks.into_iter().all(|rank| *rank < channels.len()).then_some(answer)
+}
+
+/// The latest call of which a message of the peer has come.
+fn latest(channels: &Channels, me: usize, peer: usize) -> Option<Called> {
+    let lanes = channels[peer].as_ref()?;
+    let messages = lanes.iter().filter_map(Channel::latest);
+    let stamp = messages.max_by_key(|stamp| stamp.sequence)?;
+    Some(Called { stamp, peer: me as u32, sends: true })
+}
+
+/// The last call that the peer has finished, if its memory is mapped.
+fn finished(channels: &Channels, me: usize, peer: usize) -> Option<Called> {
+    let [first, ..] = channels[peer].as_ref()?;
+    if !first.link().abilities().contains(Abilities::MAP) {
+        return None;
+    }
+    let inboxes = first.remote() - layout::lane(me, 0);
+    let lane = first.link().map(inboxes + layout::lane(peer, 0), layout::LANE)?;
+    // SAFETY: a lane of mapped memory.
+    History::new(unsafe { LaneMemory::new(lane) }).last()
+}

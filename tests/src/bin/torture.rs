@@ -1,0 +1,7 @@
+//! `torture`; see [`nd_tests::torture`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    nd_tests::torture::main()
+}
