@@ -151,10 +151,11 @@ fn nothing_is_left_of_the_dead_and_of_the_old_group() {
         job.wait(&[1, 2, 3], "smaller");
         for (rank, before) in before.iter().enumerate().skip(1) {
             let until = Instant::now() + Duration::from_secs(60);
-            while !(job.ranks[rank].usage().files <= before.files
-                && job.ranks[rank].usage().threads <= before.threads)
-            {
+            loop {
                 let now = job.ranks[rank].usage();
+                if now.files <= before.files && now.threads <= before.threads {
+                    break;
+                }
                 assert!(Instant::now() < until, "{links:?}: rank {rank} had {before:?}, has {now:?}");
                 std::thread::sleep(Duration::from_millis(10));
             }
