@@ -81,17 +81,12 @@ pub const FORMS: [Named; 8] = [
         })
     }),
     named("all_reduce(", true, |c, n| {
-        c.all_reduce_start(vec![1f32; n], ReduceOp::Sum)?.wait()?;
-        Ok(())
+        c.all_reduce_start(vec![1f32; n], ReduceOp::Sum)?.wait().map(drop).map_err(Into::into)
     }),
-    named("barrier(", true, |c, _| {
-        c.barrier_start()?.wait()?;
-        Ok(())
-    }),
+    named("barrier(", true, |c, _| Ok(c.barrier_start()?.wait()?)),
     named("all_gather(", true, |c, n| {
         let all = vec![0f32; n * c.world_size()];
-        c.all_gather_start(vec![1f32; n], all)?.wait()?;
-        Ok(())
+        c.all_gather_start(vec![1f32; n], all)?.wait().map(drop).map_err(Into::into)
     }),
     named("all_reduce(", true, |c, n| {
         let mut buffer = c.alloc::<f32>(n)?;

@@ -110,10 +110,12 @@ fn all_are_told_the_same_in_worlds_of_two_and_eight() {
     }
 }
 
+/// A call, and a word of the error that it is to end with.
+type Case = (fn(&Communicator) -> Result<()>, &'static str);
+
 #[test]
 fn sends_and_receives_name_the_one_that_does_not_come() {
-    type Call = fn(&Communicator) -> Result<()>;
-    let cases: [(Call, &str); 2] = [
+    let cases: [Case; 2] = [
         (|c| c.send(&vec![1u8; 1 << 20], SLEEPER), "send(1048576 × uint8 to rank 1)"),
         (|c| c.recv(&mut [0u8; 5], SLEEPER), "recv(5 × uint8 from rank 1)"),
     ];

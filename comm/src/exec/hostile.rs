@@ -172,7 +172,8 @@ fn random_words_are_no_fault() {
                 // Small numbers are more often right than others.
                 (0..8).map(|_| random.next_u64() >> random.random_range(0..64)).collect()
             };
-            let all: Vec<Vec<u64>> = (0..LANES * 20).map(|_| words()).collect();
+            let lines = descriptor(0) as usize / 64 + 8;
+            let all: Vec<Vec<u64>> = (0..LANES * lines).map(|_| words()).collect();
             let e = reduce(count, "random words", |peer| {
                 let stamps = peer.heard();
                 let mut all = all.iter();

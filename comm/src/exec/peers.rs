@@ -214,6 +214,11 @@ pub(super) fn failure(endpoint: &Endpoint, failure: Failure) -> Error {
     let rank = endpoint.rank();
     match failure {
         Failure::Other(e) => *e,
+        // With its host and process, as people look for it.
+        Failure::Transport(nd_transport::Error::Unreachable { from, to, why }) => {
+            let why = format!("{} does not answer: {why}", endpoint.who(to));
+            Error::Transport { rank, source: nd_transport::Error::Unreachable { from, to, why } }
+        }
         Failure::Transport(source) => Error::Transport { rank, source },
         Failure::Mismatch { peer, ours, theirs } => Error::Mismatch { rank, ours, peer, theirs },
         Failure::Length { peer, ours, got, expected } => {

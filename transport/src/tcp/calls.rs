@@ -44,7 +44,7 @@ impl Callers {
 #[derive(Debug)]
 pub enum Called {
     /// The peer's port answers.
-    Answered(Session<TcpStream>),
+    Answered(Box<Session<TcpStream>>),
     /// Nobody, or somebody else, listens where it was.
     Closed,
     /// It may answer another time.
@@ -79,7 +79,7 @@ impl Calls {
             }
             match open(candidate, self.common.buffer, left, None) {
                 Ok(stream) => match self.introduce(stream, to, until, stop) {
-                    Ok(session) => return Called::Answered(session),
+                    Ok(session) => return Called::Answered(Box::new(session)),
                     Err(Error::Refused { why, .. }) => closed &= !why.starts_with(CLOSED),
                     Err(_) => closed = false,
                 },

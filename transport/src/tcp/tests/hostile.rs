@@ -83,10 +83,8 @@ impl Scene {
         for at in [self.hidden.offset(), self.freed] {
             let ptr = region.at(at, WINDOW as u64);
             // SAFETY: inside the region; whoever were to write there has been disconnected.
-            assert!(
-                untouched(unsafe { std::slice::from_raw_parts(ptr.as_ptr(), WINDOW) }),
-                "{what}: {at:#x}"
-            );
+            let bytes = unsafe { std::slice::from_raw_parts(ptr.as_ptr(), WINDOW) };
+            assert!(untouched(bytes), "{what}: {at:#x}");
         }
         let hello = [1; 100];
         thread::scope(|s| {
