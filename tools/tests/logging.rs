@@ -8,8 +8,7 @@ const SECRET: &str = "a secret that nobody may ever see in any line";
 /// What `nd-bench` says on standard error with this `ND_DEBUG`.
 fn said(debug: Option<&str>, transport: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_nd-bench"));
-    command
-        .args(format!("barrier --ranks {RANKS} --transport {transport} -n 2 -w 0").split_whitespace());
+    command.args(format!("barrier --ranks {RANKS} --transport {transport} -n 2 -w 0").split_whitespace());
     command.env("ND_SECRET", SECRET).env_remove("ND_DEBUG").env_remove("NCCL_DEBUG");
     command.envs(debug.map(|value| ("ND_DEBUG", value)));
     let out = command.output().expect("it runs");

@@ -1,13 +1,17 @@
 //! A rank's side of all its links: how they are made, and how it waits.
+//!
+//! | file | what |
+//! |---|---|
+//! | `derived` | some of the ranks as a group of their own |
+//! | `waiting` | spinning, then sleeping, until something holds |
 
-use std::hint::spin_loop;
-use std::os::fd::AsFd;
+mod derived;
+mod waiting;
+
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
-
-use crate::bell::{self, Bell, BellSocket};
+use crate::bell::{Bell, BellSocket};
 use crate::cores::{self, CoreSet};
 use crate::host::{host_name, process_start};
 use crate::local::LocalLink;
@@ -16,39 +20,14 @@ use crate::parley::{self, Number, Parley};
 use crate::region::{Neighbours, SLEEP};
 use crate::secure::Secret;
 use crate::shm::{self, Arena, Limit, ShmLink};
-use crate::tcp::TcpCard;
 use crate::tcp::{self, Tcp};
 use crate::{
     Card, Choice, Config, Error, HostId, Link, OnStop, Region, Result, Stop, Transport, Window, sys,
 };
 
-/// How long a wait spins before it sleeps.
-const SPIN: Duration = Duration::from_micros(200);
-/// How much of that it spins without letting others run, when every rank of the machine has a core of its own: within
-/// this time an answer comes from a rank that is running: by memory, and by way of the kernel.
-const SPIN_ALONE: Duration = Duration::from_micros(10);
-const SPIN_ALONE_TCP: Duration = Duration::from_micros(50);
-/// How often a long wait looks at the world: lost peers, reported failures.
-const TICK: Duration = Duration::from_millis(100);
-/// Longer timeouts are cut to a century, which every clock can hold.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-/// Polls between two looks at the clock.
-const POLLS: u32 = 64;
-/// The same where others wait for the core.
-const FEW_POLLS: u32 = 4;
-/// The same where a poll makes system calls, each of which costs more than the look.
-const ONE_POLL: u32 = 1;
-
-/// What a look at a condition found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// It holds.
-    Done,
-    /// Not yet, but something moved.
-    Moved,
-    /// Nothing moved.
-    Idle,
-}
+pub use derived::{DerivedCard, Deriving};
+use waiting::Patience;
+pub use waiting::Step;
 
 /// A rank that peers can be told of: it listens, and has no links yet.
 #[derive(Debug)]
@@ -74,9 +53,7 @@ pub struct Endpoint {
     name: Vec<u8>,
     cards: Vec<Card>,
     delays: bool,
-    spin: Duration,
-    spin_alone: Duration,
-    polls: u32,
+    patience: Patience,
     /// Its `stop` ends what this endpoint waits for.
     config: Config,
     /// Wakes this rank where it sleeps when that is asked.
@@ -223,92 +200,6 @@ fn bell_socket(local: usize, all: usize, card: &Card, sleep: u64) -> Result<Opti
     (1 < local && local < all).then(|| BellSocket::bind(&bell_name(card, sleep))).transpose()
 }
 
-/// A part of an endpoint's ranks that is about to become a group of its own; see [`Endpoint::derive`].
-#[derive(Debug)]
-pub struct Deriving {
-    header: Window,
-    tcp: Option<tcp::Listening>,
-    card: DerivedCard,
-}
-
-/// What the members of a derived group tell each other.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct DerivedCard {
-    sleep: u64,
-    tcp: Option<TcpCard>,
-}
-
-impl Deriving {
-    /// What the other members need.
-    pub fn card(&self) -> &DerivedCard {
-        &self.card
-    }
-
-    /// Makes the endpoint of the group of `members`, in that order, this rank among them; `cards` are theirs, `secret` is
-    /// the group's own.
-    pub fn connect(
-        self,
-        parent: &Endpoint,
-        members: &[usize],
-        cards: &[DerivedCard],
-        secret: &Secret,
-    ) -> Result<Endpoint> {
-        let Deriving { header, tcp, card } = self;
-        let config = Config { stop: Stop::default(), ..parent.config.clone() };
-        let rank = members.iter().position(|&m| m == parent.rank).expect("a rank derives groups of its own");
-        let with_tcp = |(&m, derived): (&usize, &DerivedCard)| {
-            let card = parent.cards.get(m)?.clone();
-            Some(Card { tcp: derived.tcp.clone().unwrap_or(card.tcp), ..card })
-        };
-        let full: Vec<Card> = members.iter().zip(cards).filter_map(with_tcp).collect();
-        for (peer, (&member, derived)) in members.iter().zip(cards).enumerate() {
-            let what = || format!("its card: a sleep word at {:#x}, which is not there", derived.sleep);
-            if !parent.ways[member].has_word(derived.sleep) {
-                return Err(Error::Protocol { rank: peer, what: what() });
-            }
-        }
-        let far: Vec<_> =
-            (0..members.len()).filter(|&r| matches!(parent.ways[members[r]], Way::Tcp(_))).collect();
-        let bell_socket = match full.get(rank) {
-            Some(mine) => bell_socket(members.len() - far.len(), members.len(), mine, card.sleep)?,
-            None => None,
-        };
-        let tcp = match (tcp, far.is_empty()) {
-            (Some(tcp), false) => {
-                Some(Tcp::start(tcp, rank, &full, &far, secret, parent.region.clone(), &config)?)
-            }
-            _ => None,
-        };
-        let way = |(peer, &member): (usize, &usize)| match (&parent.ways[member], &tcp) {
-            (Way::Own, _) => Way::Own,
-            (Way::Local(link), _) => Way::Local(Arc::new(link.derive(rank, peer, cards[peer].sleep))),
-            (Way::Shm(link), _) => {
-                let bell = Bell::new(bell_name(&full[peer], cards[peer].sleep));
-                Way::Shm(Arc::new(link.derive(peer, cards[peer].sleep, bell)))
-            }
-            (Way::Tcp(_), Some(tcp)) => Way::Tcp(tcp.link(peer)),
-            (Way::Tcp(_), None) => unreachable!("a group with far members listens"),
-        };
-        let crowded = match &full[..] {
-            [] => members.len() > cores::available(),
-            full => cores::crowded(full, rank),
-        };
-        Ok(Endpoint::assemble(Parts {
-            rank,
-            ways: members.iter().enumerate().map(way).collect(),
-            region: parent.region.clone(),
-            sleep: card.sleep,
-            header: Some(header),
-            tcp,
-            bell_socket,
-            name: parent.name.clone(),
-            crowded,
-            cards: full,
-            config,
-        }))
-    }
-}
-
 impl Endpoint {
     /// Listens.
     pub fn open(config: &Config) -> Result<Opening> {
@@ -326,19 +217,6 @@ impl Endpoint {
             tcp: tcp_card,
         };
         Ok(Opening { config: config.clone(), card, shm, tcp })
-    }
-
-    /// Begins a group of some or all of `members`, this rank among them. It shares this endpoint's memory, so that what
-    /// is registered here is registered there, and nothing else: threads may use both at once.
-    pub fn derive(&self, members: &[usize]) -> Result<Deriving> {
-        let header = self.region.alloc(1, true)?;
-        let far = members.iter().any(|&m| matches!(self.ways[m], Way::Tcp(_)));
-        let (tcp, tcp_card) = match far {
-            true => Some(tcp::Listening::open(&self.config)?).unzip(),
-            false => (None, None),
-        };
-        let card = DerivedCard { sleep: header.offset(), tcp: tcp_card };
-        Ok(Deriving { header, tcp, card })
     }
 
     pub(crate) fn assemble(parts: Parts) -> Endpoint {
@@ -360,16 +238,7 @@ impl Endpoint {
         Endpoint {
             rank,
             links: ways.iter().map(link).collect(),
-            polls: match (&tcp, crowded) {
-                (Some(_), _) => ONE_POLL,
-                (None, true) => FEW_POLLS,
-                (None, false) => POLLS,
-            },
-            spin_alone: match (&tcp, crowded) {
-                (_, true) => Duration::ZERO,
-                (Some(_), false) => SPIN_ALONE_TCP,
-                (None, false) => SPIN_ALONE,
-            },
+            patience: Patience::new(tcp.is_some(), crowded, config.spin),
             delays: ways.iter().any(|w| matches!(w, Way::Local(l) if l.abilities().is_empty())),
             ways,
             region,
@@ -379,7 +248,6 @@ impl Endpoint {
             bell_socket,
             name,
             cards,
-            spin: config.spin.unwrap_or(SPIN),
             _woken: woken,
             config,
         }
@@ -542,90 +410,5 @@ impl Endpoint {
         let near = numbers.iter().any(|number| matches!(number, Some(Number::Name(_))));
         let name = near.then(|| meeting_name(&self.name, self.sleep));
         Parley::open(parley::Parts { rank: self.rank, name, numbers, calls, secret: secret.clone() })
-    }
-
-    /// Waits until `look` says done; false when `timeout` passed first. In between, everything that can move moves.
-    /// `tick` is called now and then during long waits, and at once, one time, when [`Endpoint::stop`] was asked; its
-    /// error ends the wait.
-    ///
-    /// Spins for a while, then sleeps until a peer signals.
-    pub fn wait<E: From<Error>>(
-        &self,
-        timeout: Duration,
-        mut look: impl FnMut() -> Result<Step, E>,
-        mut tick: impl FnMut() -> Result<(), E>,
-    ) -> Result<bool, E> {
-        let mut idle = 0;
-        // The clock is read only once a wait has become long.
-        let mut deadline = None;
-        let mut since = None;
-        let mut next_tick = None;
-        let stop = &self.config.stop;
-        let mut stopped = false;
-        loop {
-            let moved = self.progress()?;
-            match look()? {
-                Step::Done => {
-                    self.flush();
-                    return Ok(true);
-                }
-                Step::Moved => (idle, since) = (0, None),
-                Step::Idle if moved => (idle, since) = (0, None),
-                Step::Idle => idle += 1,
-            }
-            if idle % self.polls != 0 || idle == 0 {
-                spin_loop();
-                continue;
-            }
-            let now = Instant::now();
-            let deadline = *deadline.get_or_insert(now + timeout.min(LONGEST));
-            if now >= deadline {
-                return Ok(false);
-            }
-            let tick_at = *next_tick.get_or_insert(now + TICK);
-            if now >= tick_at || (stop.asked() && !stopped) {
-                stopped = stop.asked();
-                tick()?;
-                next_tick = Some(now + TICK);
-            }
-            let spun = now.duration_since(*since.get_or_insert(now));
-            if spun >= self.spin {
-                let mut found = Ok(Step::Idle);
-                self.sleep((deadline - now).min(TICK), || {
-                    found = look();
-                    !matches!(found, Ok(Step::Idle)) || (stop.asked() && !stopped)
-                })?;
-                match found? {
-                    Step::Done => {
-                        self.flush();
-                        return Ok(true);
-                    }
-                    Step::Moved => (idle, since) = (0, None),
-                    Step::Idle => {}
-                }
-            } else if spun >= self.spin_alone {
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    /// Sleeps until a peer signals, unless `ready` turns out to hold.
-    fn sleep(&self, timeout: Duration, ready: impl FnOnce() -> bool) -> Result<()> {
-        // Delayed puts of the local transport only move when this thread moves them.
-        let timeout = if self.delays { timeout.min(Duration::from_micros(100)) } else { timeout };
-        let word = self.region.word(self.sleep);
-        match &self.tcp {
-            None => {
-                bell::sleep(word, timeout, ready);
-                Ok(())
-            }
-            Some(tcp) => {
-                let mut slept = Ok(());
-                bell::sleep_in_poll(word, ready, || {
-                    slept = tcp.park(self.bell_socket.as_ref().map(AsFd::as_fd), timeout)
-                });
-                slept
-            }
-        }
     }
 }

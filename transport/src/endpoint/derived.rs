@@ -1,0 +1,113 @@
+//! Some of an endpoint's ranks as a group of their own.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Endpoint, Parts, Way, bell_name, bell_socket};
+use crate::bell::Bell;
+use crate::cores;
+use crate::secure::Secret;
+use crate::tcp::{self, Tcp, TcpCard};
+use crate::{Card, Config, Error, Result, Stop, Window};
+
+/// A part of an endpoint's ranks that is about to become a group of its own; see [`Endpoint::derive`].
+#[derive(Debug)]
+pub struct Deriving {
+    header: Window,
+    tcp: Option<tcp::Listening>,
+    card: DerivedCard,
+}
+
+/// What the members of a derived group tell each other.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DerivedCard {
+    sleep: u64,
+    tcp: Option<TcpCard>,
+}
+
+impl Deriving {
+    /// What the other members need.
+    pub fn card(&self) -> &DerivedCard {
+        &self.card
+    }
+
+    /// Makes the endpoint of the group of `members`, in that order, this rank among them; `cards` are theirs, `secret` is
+    /// the group's own.
+    pub fn connect(
+        self,
+        parent: &Endpoint,
+        members: &[usize],
+        cards: &[DerivedCard],
+        secret: &Secret,
+    ) -> Result<Endpoint> {
+        let Deriving { header, tcp, card } = self;
+        let config = Config { stop: Stop::default(), ..parent.config.clone() };
+        let rank = members.iter().position(|&m| m == parent.rank).expect("a rank derives groups of its own");
+        let with_tcp = |(&m, derived): (&usize, &DerivedCard)| {
+            let card = parent.cards.get(m)?.clone();
+            Some(Card { tcp: derived.tcp.clone().unwrap_or(card.tcp), ..card })
+        };
+        let full: Vec<Card> = members.iter().zip(cards).filter_map(with_tcp).collect();
+        for (peer, (&member, derived)) in members.iter().zip(cards).enumerate() {
+            let what = || format!("its card: a sleep word at {:#x}, which is not there", derived.sleep);
+            if !parent.ways[member].has_word(derived.sleep) {
+                return Err(Error::Protocol { rank: peer, what: what() });
+            }
+        }
+        let far: Vec<_> =
+            (0..members.len()).filter(|&r| matches!(parent.ways[members[r]], Way::Tcp(_))).collect();
+        let bell_socket = match full.get(rank) {
+            Some(mine) => bell_socket(members.len() - far.len(), members.len(), mine, card.sleep)?,
+            None => None,
+        };
+        let tcp = match (tcp, far.is_empty()) {
+            (Some(tcp), false) => {
+                Some(Tcp::start(tcp, rank, &full, &far, secret, parent.region.clone(), &config)?)
+            }
+            _ => None,
+        };
+        let way = |(peer, &member): (usize, &usize)| match (&parent.ways[member], &tcp) {
+            (Way::Own, _) => Way::Own,
+            (Way::Local(link), _) => Way::Local(Arc::new(link.derive(rank, peer, cards[peer].sleep))),
+            (Way::Shm(link), _) => {
+                let bell = Bell::new(bell_name(&full[peer], cards[peer].sleep));
+                Way::Shm(Arc::new(link.derive(peer, cards[peer].sleep, bell)))
+            }
+            (Way::Tcp(_), Some(tcp)) => Way::Tcp(tcp.link(peer)),
+            (Way::Tcp(_), None) => unreachable!("a group with far members listens"),
+        };
+        let crowded = match &full[..] {
+            [] => members.len() > cores::available(),
+            full => cores::crowded(full, rank),
+        };
+        Ok(Endpoint::assemble(Parts {
+            rank,
+            ways: members.iter().enumerate().map(way).collect(),
+            region: parent.region.clone(),
+            sleep: card.sleep,
+            header: Some(header),
+            tcp,
+            bell_socket,
+            name: parent.name.clone(),
+            crowded,
+            cards: full,
+            config,
+        }))
+    }
+}
+
+impl Endpoint {
+    /// Begins a group of some or all of `members`, this rank among them. It shares this endpoint's memory, so that what
+    /// is registered here is registered there, and nothing else: threads may use both at once.
+    pub fn derive(&self, members: &[usize]) -> Result<Deriving> {
+        let header = self.region.alloc(1, true)?;
+        let far = members.iter().any(|&m| matches!(self.ways[m], Way::Tcp(_)));
+        let (tcp, tcp_card) = match far {
+            true => Some(tcp::Listening::open(&self.config)?).unzip(),
+            false => (None, None),
+        };
+        let card = DerivedCard { sleep: header.offset(), tcp: tcp_card };
+        Ok(Deriving { header, tcp, card })
+    }
+}

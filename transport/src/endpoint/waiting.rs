@@ -1,0 +1,153 @@
+//! How a rank waits: it spins, then lets others run, then sleeps until a peer wakes it.
+
+use std::hint::spin_loop;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::Endpoint;
+use crate::bell;
+use crate::{Error, Result};
+
+/// How long a wait spins before it sleeps.
+const SPIN: Duration = Duration::from_micros(200);
+/// How much of that it spins without letting others run, when every rank of the machine has a core of its own: within
+/// this time an answer comes from a rank that is running: by memory, and by way of the kernel.
+const SPIN_ALONE: Duration = Duration::from_micros(10);
+const SPIN_ALONE_TCP: Duration = Duration::from_micros(50);
+/// How often a long wait looks at the world: lost peers, reported failures.
+const TICK: Duration = Duration::from_millis(100);
+/// Longer timeouts are cut to a century, which every clock can hold.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// Polls between two looks at the clock.
+const POLLS: u32 = 64;
+/// The same where others wait for the core.
+const FEW_POLLS: u32 = 4;
+/// The same where a poll makes system calls, each of which costs more than the look.
+const ONE_POLL: u32 = 1;
+/// What a look at a condition found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// It holds.
+    Done,
+    /// Not yet, but something moved.
+    Moved,
+    /// Nothing moved.
+    Idle,
+}
+
+/// How long a wait does what.
+#[derive(Debug)]
+pub(super) struct Patience {
+    /// Polls between two looks at the clock.
+    polls: u32,
+    /// Until it sleeps.
+    spin: Duration,
+    /// How much of that it spins without letting others run.
+    alone: Duration,
+}
+
+impl Patience {
+    /// For an endpoint some of whose links are sockets, whose ranks outnumber their cores, that is to spin so long.
+    pub(super) fn new(sockets: bool, crowded: bool, spin: Option<Duration>) -> Patience {
+        Patience {
+            polls: match (sockets, crowded) {
+                (true, _) => ONE_POLL,
+                (false, true) => FEW_POLLS,
+                (false, false) => POLLS,
+            },
+            alone: match (sockets, crowded) {
+                (_, true) => Duration::ZERO,
+                (true, false) => SPIN_ALONE_TCP,
+                (false, false) => SPIN_ALONE,
+            },
+            spin: spin.unwrap_or(SPIN),
+        }
+    }
+}
+
+impl Endpoint {
+    /// Waits until `look` says done; false when `timeout` passed first. In between, everything that can move moves.
+    /// `tick` is called now and then during long waits, and at once, one time, when [`Endpoint::stop`] was asked; its
+    /// error ends the wait.
+    ///
+    /// Spins for a while, then sleeps until a peer signals.
+    pub fn wait<E: From<Error>>(
+        &self,
+        timeout: Duration,
+        mut look: impl FnMut() -> Result<Step, E>,
+        mut tick: impl FnMut() -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let mut idle = 0;
+        // The clock is read only once a wait has become long.
+        let mut deadline = None;
+        let mut since = None;
+        let mut next_tick = None;
+        let stop = &self.config.stop;
+        let mut stopped = false;
+        loop {
+            let moved = self.progress()?;
+            match look()? {
+                Step::Done => {
+                    self.flush();
+                    return Ok(true);
+                }
+                Step::Moved => (idle, since) = (0, None),
+                Step::Idle if moved => (idle, since) = (0, None),
+                Step::Idle => idle += 1,
+            }
+            if idle % self.patience.polls != 0 || idle == 0 {
+                spin_loop();
+                continue;
+            }
+            let now = Instant::now();
+            let deadline = *deadline.get_or_insert(now + timeout.min(LONGEST));
+            if now >= deadline {
+                return Ok(false);
+            }
+            let tick_at = *next_tick.get_or_insert(now + TICK);
+            if now >= tick_at || (stop.asked() && !stopped) {
+                stopped = stop.asked();
+                tick()?;
+                next_tick = Some(now + TICK);
+            }
+            let spun = now.duration_since(*since.get_or_insert(now));
+            if spun >= self.patience.spin {
+                let mut found = Ok(Step::Idle);
+                self.sleep((deadline - now).min(TICK), || {
+                    found = look();
+                    !matches!(found, Ok(Step::Idle)) || (stop.asked() && !stopped)
+                })?;
+                match found? {
+                    Step::Done => {
+                        self.flush();
+                        return Ok(true);
+                    }
+                    Step::Moved => (idle, since) = (0, None),
+                    Step::Idle => {}
+                }
+            } else if spun >= self.patience.alone {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Sleeps until a peer signals, unless `ready` turns out to hold.
+    fn sleep(&self, timeout: Duration, ready: impl FnOnce() -> bool) -> Result<()> {
+        // Delayed puts of the local transport only move when this thread moves them.
+        let timeout = if self.delays { timeout.min(Duration::from_micros(100)) } else { timeout };
+        let word = self.region.word(self.sleep);
+        match &self.tcp {
+            None => {
+                bell::sleep(word, timeout, ready);
+                Ok(())
+            }
+            Some(tcp) => {
+                let mut slept = Ok(());
+                bell::sleep_in_poll(word, ready, || {
+                    slept = tcp.park(self.bell_socket.as_ref().map(AsFd::as_fd), timeout)
+                });
+                slept
+            }
+        }
+    }
+}
