@@ -81,6 +81,23 @@ fn groups_of_groups_shrink_and_what_was_shrunk_is_split() {
 }
 
 #[test]
+fn who_drops_late_what_was_shrunk_writes_into_nobodys_new_memory() {
+    for kind in [Kind::Local, Kind::Shm] {
+        each_owning(world(&kind, 2, &Chooser::default()), |comm| {
+            let all = comm.shrink().expect("both go on");
+            let late = (all.rank() == 1).then_some(comm);
+            let group = all.split(0, 0).expect("a group");
+            drop(late);
+            group.barrier().expect("it works");
+            let mut numbers = group.alloc::<f32>(1 << 16).expect("memory");
+            numbers.fill(1.0);
+            group.all_reduce(&mut numbers, ReduceOp::Sum).expect("it works");
+            assert!(numbers.iter().all(|&x| x == 2.0));
+        });
+    }
+}
+
+#[test]
 fn a_call_that_is_going_on_ends_when_another_thread_shrinks() {
     for kind in [Kind::Local, Kind::Shm, Kind::Tcp] {
         each_owning(world(&kind, 3, &Chooser::default()), |comm| {

@@ -164,6 +164,12 @@ impl Communicator {
         Communicator { shared: self.shared.clone(), timeout }
     }
 
+    /// As if so many collective calls had been made.
+    #[cfg(test)]
+    pub(crate) fn renumber(&self, calls: u64) {
+        self.shared.worker.with_engine(|engine| engine.renumber(calls));
+    }
+
     /// How long calls by this handle may wait: `ND_TIMEOUT`, unless [`Communicator::with_timeout`] says otherwise.
     pub fn timeout(&self) -> Duration {
         self.timeout

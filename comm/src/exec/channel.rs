@@ -12,7 +12,7 @@ use super::layout::{
 };
 use super::memory::{LaneMemory, copy, prefetch_to_write};
 use super::slot_words;
-use super::stamp::Stamp;
+use super::stamp::{Stamp, is_later};
 
 /// From this many bytes on, a receiver that can map the sender's memory reads it there. Below, a copy through a
 /// slot is cheaper than telling the sender that its memory was read.
@@ -364,7 +364,9 @@ impl Channel {
     /// Whether the next descriptor is of a collective call before that number: its stamp, and the bytes that it is about.
     #[inline]
     pub fn left_over(&self, oldest: u32) -> Option<(Stamp, u64)> {
-        let stamp = self.next().filter(|stamp| stamp.sequence > 0 && stamp.sequence < oldest)?;
+        let stamp = self
+            .next()
+            .filter(|stamp| stamp.sequence > 0 && oldest > 0 && is_later(oldest, stamp.sequence))?;
         Some((stamp, self.peek(&stamp).ok().flatten().map_or(0, |body| body.len())))
     }
 

@@ -11,14 +11,14 @@ use super::called::Called;
 use super::channel::Channel;
 use super::ending::{self, Ending};
 use super::history::History;
-use super::layout::{self, DROPPED, FAILURE, LANES, P2P_LANE, WENT_ON};
+use super::layout::{self, DROPPED, FAILURE, GONE, LANES, P2P_LANE, WENT_ON};
 use super::memory::{LaneMemory, copy};
 use super::peers::{REACHING, Stance, TELLING, failure, reach, reports, settle, stance, tell, told};
 use super::plans::Plans;
 use super::report::Report;
 use super::roll_call;
 use super::run::{Failure, Runner, Segment};
-use super::stamp::Stamp;
+use super::stamp::{Stamp, wire_number};
 use super::standstill::Whereabouts;
 use super::waiting::{Now, Waiting, left_overs};
 use crate::choose::{Chooser, Tuner};
@@ -82,7 +82,8 @@ pub struct Engine {
     runner: Runner,
     segments: Vec<Segment>,
     plans: Plans,
-    sequence: u32,
+    /// Collective calls so far.
+    entered: u64,
     history: History,
     waiting: Waiting,
     failed: Option<String>,
@@ -134,7 +135,7 @@ impl Engine {
             runner: Runner::default(),
             segments: Vec::new(),
             plans: Plans::new(me, layout, Tuner::new(chooser, machines)),
-            sequence: 0,
+            entered: 0,
             waiting: Waiting::default(),
             failed: None,
             aborted_by: None,
@@ -189,6 +190,12 @@ impl Engine {
             }
         }
         let _ = self.endpoint.progress();
+    }
+
+    /// So many collective calls were made.
+    #[cfg(test)]
+    pub fn renumber(&mut self, calls: u64) {
+        self.entered = calls;
     }
 
     fn rank(&self) -> usize {
@@ -283,8 +290,8 @@ impl Engine {
         if call.collective == Collective::SendRecv {
             return 0;
         }
-        self.sequence = self.sequence.wrapping_add(1);
-        self.sequence
+        self.entered += 1;
+        wire_number(self.entered)
     }
 
     /// Copies what the rank sends to itself; the k-th send belongs to the k-th receive.
@@ -415,7 +422,7 @@ impl Engine {
         self.recorder.enter(calls, segments);
         self.runner.prepare(segments, self.channels.len(), place);
         let history = self.history;
-        let entered = self.sequence;
+        let entered = self.entered;
         let Engine { endpoint, channels, runner, waiting, .. } = self;
         let runner = std::cell::RefCell::new(runner);
         let channels = std::cell::RefCell::new(channels);
@@ -440,11 +447,11 @@ impl Engine {
                 return Err(Failure::TimeUp);
             }
             let at = runner.borrow().current(segments);
-            let next = segments[at..].iter().map(|s| s.stamp.sequence).find(|s| *s > 0);
+            let to_come = segments[at..].iter().filter(|s| s.stamp.sequence > 0).count() as u64;
             let now = Now {
                 segments,
                 call: called(&calls[at], &segments[at]),
-                finished: next.map_or(entered, |next| next.wrapping_sub(1)),
+                finished: entered - to_come,
                 history,
                 awaited: runner.borrow().messages(segments, &channels.borrow()),
             };
@@ -472,8 +479,13 @@ impl Engine {
             let mine = after.map(|after| {
                 let at = runner.borrow().current(segments);
                 let call = called(&calls[at], &segments[at]);
-                let mine =
-                    roll_call::whereabouts(endpoint, &channels.borrow(), &awaited, heard, (call, entered));
+                let mine = roll_call::whereabouts(
+                    endpoint,
+                    &channels.borrow(),
+                    &awaited,
+                    heard,
+                    (call, wire_number(entered)),
+                );
                 let mine = Whereabouts { after, finished: history.last(), ..mine };
                 // Closing may take a while, for which the others need not wait.
                 roll_call::answer(endpoint, &channels.borrow(), &mine);
@@ -572,17 +584,21 @@ impl Drop for Engine {
             None => tell(&self.endpoint, &self.channels, FAILURE, &Report::Left.encode(), true),
             Some(_) => self.tell_dropped(),
         }
-        // Peers that map the inbox report there that they leave, whenever that is, unless they are no more.
+        // Peers that map the inbox say there when they write no more, whenever that is, unless they are no more.
         if let Some(inbox) = self.inbox.take() {
-            let reports = self.channels.iter().enumerate().filter_map(|(peer, channels)| {
+            let last_words = self.channels.iter().enumerate().filter_map(|(peer, channels)| {
                 let [first, ..] = channels.as_ref()?;
-                let maps = first.link().abilities().contains(Abilities::MAP);
-                let said = first.own().word(FAILURE).load(Ordering::Acquire) > 0;
-                let will = maps && (said || self.endpoint.ended(peer).is_none());
-                will.then(|| inbox.offset() + layout::lane(peer, 0) + FAILURE)
+                if !first.link().abilities().contains(Abilities::MAP) {
+                    return None;
+                }
+                // This rank's last word to the peer.
+                let _ = first.link().signal(Signal { at: first.remote() + GONE, value: 1 });
+                let said = first.own().word(GONE).load(Ordering::Acquire) > 0;
+                let will = said || self.endpoint.ended(peer).is_none();
+                will.then(|| inbox.offset() + layout::lane(peer, 0) + GONE)
             });
-            let reports = reports.collect();
-            inbox.leave(reports);
+            let last_words = last_words.collect();
+            inbox.leave(last_words);
         }
     }
 }

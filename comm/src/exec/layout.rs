@@ -25,6 +25,8 @@ pub const P2P_LANE: usize = MAX_LANES;
 
 /// Offset of the credit counter in a lane: how many of this rank's descriptors the peer has consumed.
 pub const CREDIT: u64 = 0;
+/// Offset, in the first lane, of the counter by which a peer that maps the inbox tells that it writes there no more.
+pub const GONE: u64 = 8;
 /// Offset of the counter, and after it the report, by which the peer tells that it failed; in the first lane.
 pub const FAILURE: u64 = LINE;
 /// What the counter says: there is a report.

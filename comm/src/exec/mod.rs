@@ -56,6 +56,8 @@ pub(crate) mod memory;
 pub(crate) mod peers;
 pub mod plan;
 pub mod plans;
+#[cfg(test)]
+mod renumbering;
 pub(crate) mod report;
 pub(crate) mod roll_call;
 pub(crate) mod run;

@@ -19,6 +19,7 @@ use super::layout::{self, TIME_UP, WHEREABOUTS};
 use super::memory::{LaneMemory, copy};
 use super::peers::{reports, tell};
 use super::run::Channels;
+use super::stamp::is_later;
 use super::standstill::{AWAITED, Seen, Standstill, Whereabouts};
 use crate::error::Error;
 
@@ -49,7 +50,7 @@ pub(super) fn whereabouts(
     };
     let beyond = |peer: &usize| {
         let Seen { heard, finished, .. } = seen(*peer);
-        let reaches = |c: Option<Called>| c.is_some_and(|c| c.stamp.sequence >= call.stamp.sequence);
+        let reaches = |c: Option<Called>| c.is_some_and(|c| !is_later(call.stamp.sequence, c.stamp.sequence));
         !call.is_single() && (reaches(heard) || reaches(finished))
     };
     heard.extend((0..channels.len()).filter(beyond));

@@ -65,6 +65,23 @@ impl Stamp {
     }
 }
 
+/// What stands in a stamp for the collective call with this number, from 1. Numbers of stamps begin anew at 1 when they are
+/// used up: 0 is for sends and receives.
+#[inline]
+pub fn wire_number(call: u64) -> u32 {
+    match call {
+        0 => 0,
+        call => ((call - 1) % u64::from(u32::MAX)) as u32 + 1,
+    }
+}
+
+/// Whether a collective call comes after another, by the numbers in their stamps: of calls that are less than half of all
+/// numbers apart.
+#[inline]
+pub fn is_later(this: u32, other: u32) -> bool {
+    this.wrapping_sub(other) as i32 > 0
+}
+
 /// As in "rank 3 called `all_gather(1024 × f32) as call 17`".
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,6 +115,20 @@ impl fmt::Display for Stamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_begin_anew() {
+        let last = u64::from(u32::MAX);
+        let numbers = [0, 1, 2, last - 1, last, last + 1, 2 * last, 2 * last + 1].map(wire_number);
+        assert_eq!(numbers, [0, 1, 2, u32::MAX - 1, u32::MAX, 1, u32::MAX, 1]);
+        for call in [0, 1, 1000, last - 3, last - 1, last, last + 1, 2 * last, 1 << 50] {
+            for ahead in [1, 2, 1000, (1 << 31) - 2] {
+                let [this, later] = [call, call + ahead].map(wire_number);
+                assert!(is_later(later, this) && !is_later(this, later), "{call} {ahead}");
+            }
+            assert!(!is_later(wire_number(call), wire_number(call)));
+        }
+    }
 
     #[test]
     fn a_call_is_named_as_its_caller_wrote_it() {

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::called::Called;
 use super::layout::{REPORT, WHEREABOUTS};
+use super::stamp::is_later;
 use crate::schedule::Collective;
 
 /// Ranks of which a rank says more than that something came of them.
@@ -28,7 +29,7 @@ const NAMED: usize = 16;
 pub(crate) struct Whereabouts {
     /// How long its call has lasted, if its time is up.
     pub after: Duration,
-    /// Collective calls that it has entered.
+    /// The number of the last collective call that it has entered.
     pub entered: u32,
     /// The first of its calls that is not done.
     pub call: Called,
@@ -195,16 +196,19 @@ impl Standstill {
         let own = said.get(&rank).cloned().unwrap_or_default();
         let call = own.call;
         let has_entered = |r: usize| match (said.get(&r), first) {
-            (Some(w), Some((sequence, _))) => w.entered >= sequence,
+            (Some(w), Some((sequence, _))) => !is_later(sequence, w.entered),
             (Some(_), None) => r == rank,
             // Whoever has sent something of a call has entered it.
             (None, Some((sequence, _))) => said.values().any(|w| {
                 let later = |seen: &Seen| {
                     seen.rank == r
-                        && [seen.heard, seen.finished].iter().flatten().any(|c| c.stamp.sequence >= sequence)
+                        && [seen.heard, seen.finished]
+                            .iter()
+                            .flatten()
+                            .any(|c| !is_later(sequence, c.stamp.sequence))
                 };
                 w.awaited.iter().any(later)
-                    || (collective(w).is_some_and(|s| s >= sequence) && w.heard.contains(&r))
+                    || (collective(w).is_some_and(|s| !is_later(sequence, s)) && w.heard.contains(&r))
             }),
             (None, None) => own.heard.contains(&r),
         };

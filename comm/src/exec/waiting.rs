@@ -16,7 +16,7 @@ use super::channel::Channel;
 use super::history::History;
 use super::layout::{WAITING, WAITING_BYTES};
 use super::run::{Awaited, Channels, Failure, Segment};
-use super::stamp::Stamp;
+use super::stamp::{Stamp, is_later, wire_number};
 
 /// In a peer's inbox a counter, then two places for what was said: that of the odd and that of the even ones, so that the
 /// last is not changed while it is read.
@@ -25,12 +25,15 @@ const WORDS: usize = 2 * Called::WORDS + 1;
 /// Looks after which nothing is expected any more of a peer that does not remember the call.
 const LOOKS: u32 = 5;
 
+/// What was said so many calls ago says nothing any more: numbers of calls begin anew.
+const FORGOTTEN: u64 = 1 << 30;
+
 /// What a rank that waits says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Says {
     call: Called,
-    /// It has finished all collective calls up to this one.
-    finished: u32,
+    /// So many collective calls are finished, the first ones.
+    finished: u64,
     /// The finished call of the number in which it was said to be waited for, if it remembers.
     about: Option<Called>,
 }
@@ -49,8 +52,8 @@ pub(super) struct Now<'r> {
     pub segments: &'r [Segment],
     /// The first call that is not done.
     pub call: Called,
-    /// All collective calls up to this one are.
-    pub finished: u32,
+    /// So many collective calls are, the first ones.
+    pub finished: u64,
     /// What was finished before.
     pub history: History,
     pub awaited: Vec<Awaited>,
@@ -72,14 +75,14 @@ impl Waiting {
         for (peer, lanes) in channels.iter().enumerate() {
             let Some(lanes) = lanes else { continue };
             let first = &lanes[0];
-            let theirs = heard(first);
+            let theirs = heard(first).filter(|says| says.finished.abs_diff(now.finished) < FORGOTTEN);
             let mut says = Says { call: now.call, finished: now.finished, about: None };
             let mut asks = now.awaited.iter().any(|a| a.peer == peer);
             if let Some(theirs) = theirs {
                 compare(peer, Some(theirs.call), now)?;
                 compare(peer, theirs.about, now)?;
                 let sequence = theirs.call.stamp.sequence;
-                if sequence > 0 && sequence <= now.finished {
+                if sequence > 0 && !is_later(sequence, wire_number(now.finished)) {
                     says.about = now.own(sequence);
                     asks = true;
                 }
@@ -106,8 +109,10 @@ impl Waiting {
         awaited: &Awaited,
     ) -> Result<Option<(usize, u32, u32)>, Failure> {
         let (peer, sequence) = (awaited.peer, ours.sequence);
-        let later = later.filter(|later| later.sequence > sequence);
-        if sequence == 0 || (later.is_none() && theirs.is_none_or(|says| says.finished < sequence)) {
+        let later = later.filter(|later| is_later(later.sequence, sequence));
+        if sequence == 0
+            || (later.is_none() && theirs.is_none_or(|says| is_later(sequence, wire_number(says.finished))))
+        {
             return Ok(None);
         }
         let before = self.over.iter().find(|(p, number, _)| (*p, *number) == (peer, sequence));
@@ -152,7 +157,7 @@ fn tell(first: &Channel, says: Says, told: &mut Option<(Says, u64)>) -> Result<(
     let number = told.map_or(0, |(_, number)| number) + 1;
     let mut bytes = [0; 8 * WORDS];
     let about = says.about.map_or([0; Called::WORDS], |about| about.words());
-    let words = says.call.words().into_iter().chain(about).chain([u64::from(says.finished)]);
+    let words = says.call.words().into_iter().chain(about).chain([says.finished]);
     bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
     let at = first.remote() + WAITING;
     // SAFETY: the part is short and copied by the link.
@@ -171,7 +176,7 @@ fn heard(first: &Channel) -> Option<Says> {
     let at = WAITING + place(number);
     let call = Called::from_words(own.read(at))?;
     let about = Called::from_words(own.read(at + 8 * Called::WORDS as u64));
-    Some(Says { call, about, finished: own.get(at + 16 * Called::WORDS as u64) as u32 })
+    Some(Says { call, about, finished: own.get(at + 16 * Called::WORDS as u64) })
 }
 
 const fn place(number: u64) -> u64 {
