@@ -68,11 +68,10 @@ impl Neighbours {
     }
 }
 
-/// Bytes to give back once all these counters have been raised.
+/// What to give back, each so many bytes from there on, once all these counters have been raised.
 #[derive(Debug)]
 struct Left {
-    at: u64,
-    size: u64,
+    windows: Vec<(u64, u64)>,
     counters: Vec<u64>,
 }
 
@@ -181,7 +180,7 @@ impl Region {
         let mut all = locked(&self.left);
         let done: Vec<Left> = all.extract_if(.., raised).collect();
         drop(all);
-        done.iter().for_each(|left| self.give_back(left.at, left.size));
+        done.iter().flat_map(|left| &left.windows).for_each(|(at, size)| self.give_back(*at, *size));
     }
 
     fn free(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
@@ -322,12 +321,14 @@ impl Window {
         &self.region
     }
 
-    /// Gives it back once all of `counters`, offsets in the region, have been raised; until then peers that map it may
-    /// put into it, which must not meet what comes there next.
-    pub fn leave(mut self, counters: Vec<u64>) {
-        let left = Left { at: self.at, size: std::mem::take(&mut self.size), counters };
-        locked(&self.region.left).push(left);
-        self.region.give_back_left();
+    /// Gives it back, and `also` the other one, once all of `counters`, offsets in the region, have been raised; until then
+    /// peers that map them may put into them, which must not meet what comes there next.
+    pub fn leave(self, also: Option<Window>, counters: Vec<u64>) {
+        let region = self.region.clone();
+        let given = |mut window: Window| (window.at, std::mem::take(&mut window.size));
+        let windows = [Some(self), also].into_iter().flatten().map(given).collect();
+        locked(&region.left).push(Left { windows, counters });
+        region.give_back_left();
     }
 }
 
@@ -369,15 +370,16 @@ mod tests {
         let window = r.alloc(100, true).unwrap();
         let at = window.offset();
         let raise = |offset| r.counter(offset).store(1, Ordering::Release);
-        window.leave(vec![at, at + 64]);
+        let other = r.alloc(PAGE as u64, false).unwrap();
+        window.leave(Some(other), vec![at, at + 64]);
         raise(at);
-        assert_eq!(r.used(), PAGE as u64);
+        assert_eq!(r.used(), 2 * PAGE as u64);
         assert_ne!(r.alloc(100, true).unwrap().offset(), at);
         raise(at + 64);
         assert_eq!(r.used(), 0);
         assert_eq!(r.counter(at).load(Ordering::Relaxed), 0);
         let window = r.alloc(100, true).unwrap();
-        window.leave(vec![]);
+        window.leave(None, vec![]);
         assert_eq!(r.used(), 0);
     }
 

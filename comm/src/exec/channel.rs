@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use nd_transport::{Abilities, Error, Link, Part, Result, Signal, Ticket};
 
 use super::layout::{
-    BODY, CREDIT, DESCRIPTORS, GRANT_AT, GRANT_LEN, HEAD, INLINE, LINE, SEQUENCE, SHORT, SHORT_MAPPED,
+    BODY, CREDIT, DESCRIPTORS, GONE, GRANT_AT, GRANT_LEN, HEAD, INLINE, LINE, SEQUENCE, SHORT, SHORT_MAPPED,
     SLOT_BYTES, SLOTS, descriptor, grant, slot,
 };
 use super::memory::{LaneMemory, copy, prefetch_to_write};
@@ -392,6 +392,14 @@ impl Channel {
                 Ok(())
             }
             None => self.link.signal(Signal { at: self.remote + CREDIT, value: self.taken }),
+        }
+    }
+
+    /// Tells a peer whose inbox is mapped that this rank writes there no more. Nobody is woken: that would be one more look
+    /// at memory which the peer may have given back meanwhile.
+    pub fn last_word(&self) {
+        if let Some(inbox) = &self.mapped {
+            inbox.word(GONE).store(1, Ordering::Release);
         }
     }
 

@@ -591,14 +591,13 @@ impl Drop for Engine {
                 if !first.link().abilities().contains(Abilities::MAP) {
                     return None;
                 }
-                // This rank's last word to the peer.
-                let _ = first.link().signal(Signal { at: first.remote() + GONE, value: 1 });
+                first.last_word();
                 let said = first.own().word(GONE).load(Ordering::Acquire) > 0;
                 let will = said || self.endpoint.ended(peer).is_none();
                 will.then(|| inbox.offset() + layout::lane(peer, 0) + GONE)
             });
             let last_words = last_words.collect();
-            inbox.leave(last_words);
+            inbox.leave(self.endpoint.take_header(), last_words);
         }
     }
 }

@@ -46,7 +46,7 @@ pub struct Endpoint {
     links: Vec<Option<Arc<dyn Link>>>,
     region: Arc<Region>,
     sleep: u64,
-    _header: Option<Window>,
+    header: Option<Window>,
     tcp: Option<Tcp>,
     bell_socket: Option<BellSocket>,
     /// With what the names of this rank's sockets begin.
@@ -243,7 +243,7 @@ impl Endpoint {
             ways,
             region,
             sleep,
-            _header: header,
+            header,
             tcp,
             bell_socket,
             name,
@@ -271,6 +271,12 @@ impl Endpoint {
     /// Memory that peers can reach.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
+    }
+
+    /// The memory by which peers that map it wake this rank, where it has some of its own. It must be theirs until they
+    /// have written the last, so whoever ends the use of this endpoint sees to it.
+    pub fn take_header(&mut self) -> Option<Window> {
+        self.header.take()
     }
 
     /// The link to a peer; none to itself.
