@@ -103,6 +103,10 @@ pub fn check(faults: &[Fault], ranks: usize, threads: bool) -> Result<(), Error>
             )));
         }
     }
+    if !faults.is_empty() && (0..ranks).all(|rank| faults.iter().any(|fault| fault.rank == rank)) {
+        let problem = "something happens to every rank, and none is left to say what it sees of it";
+        return Err(Error::Usage(format!("--fault: {problem}; leave one out, or start more with --ranks")));
+    }
     Ok(())
 }
 
@@ -238,6 +242,9 @@ mod tests {
         let said = |ranks, threads| check(&faults, ranks, threads).unwrap_err().to_string();
         assert!(said(2, false).contains("kill:2: no such rank; ranks are 0 to 1"));
         assert!(said(3, true).contains("leave out --threads"));
+        let all = ["kill:0@1s", "mismatch:1@1s"].map(|text| text.parse().unwrap());
+        assert!(check(&all, 3, false).is_ok());
+        assert!(check(&all, 2, false).unwrap_err().to_string().contains("none is left"));
         assert_eq!(survivors(&faults, 4), [0, 1, 3]);
         assert_eq!((culprits(&faults), culprits(&faults[..1])), ("ranks 0 or 2".into(), "rank 2".into()));
         assert_eq!(last(&faults), Duration::from_secs(3));
