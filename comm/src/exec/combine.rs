@@ -9,6 +9,7 @@ use super::memory::copy;
 use super::peers::has_given_up;
 use super::plan::{Operand, Place};
 use super::run::{Channels, Failure, Segment, channel};
+use super::stamp::comes_before;
 use crate::kernel::{Destination, Kernel, Source, stream};
 use crate::schedule::MAX_LANES;
 
@@ -138,12 +139,14 @@ impl FoldTask<'_> {
                     Ok(Some(body)) => state.bodies[state.ready] = Some(body),
                     Ok(None) => return Ok(false),
                     // Of a call before this, in which it was not expected.
-                    Err(theirs) if (1..ours.sequence).contains(&theirs.sequence) => {
+                    Err(theirs) if comes_before(theirs.sequence, ours.sequence) => {
                         let bytes = channel.peek(&theirs).ok().flatten().map_or(0, |body| body.len());
                         return Err(Failure::LeftOver { peer: *peer, ours, theirs, bytes });
                     }
                     // Of a later call: the peer sent nothing in this one. It is asked what it called instead.
-                    Err(theirs) if ours.sequence > 0 && theirs.sequence > ours.sequence => return Ok(false),
+                    Err(theirs) if comes_before(ours.sequence, theirs.sequence) => {
+                        return Ok(false);
+                    }
                     Err(theirs) => return Err(Failure::Mismatch { peer: *peer, ours, theirs }),
                 }
             }

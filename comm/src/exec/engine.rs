@@ -1,21 +1,21 @@
 //! A communicator's channels, scratch memory and plans: performs calls, and tells the peers when one fails.
 #![allow(unsafe_code)] // hands the caller's buffers to the runner
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+mod failing;
 
-use nd_transport::{Abilities, Endpoint, Signal, Step, Window};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nd_transport::{Endpoint, Step, Window};
 
 use super::called::Called;
 use super::channel::Channel;
-use super::ending::{self, Ending};
+use super::ending::Ending;
 use super::history::History;
-use super::layout::{self, DROPPED, FAILURE, GONE, LANES, P2P_LANE, WENT_ON};
+use super::layout::{self, LANES, P2P_LANE};
 use super::memory::{LaneMemory, copy};
-use super::peers::{REACHING, Stance, TELLING, failure, reach, reports, settle, stance, tell, told};
+use super::peers::{failure, reach, reports, settle, told};
 use super::plans::Plans;
-use super::report::Report;
 use super::roll_call;
 use super::run::{Failure, Runner, Segment};
 use super::stamp::{Stamp, wire_number};
@@ -166,32 +166,6 @@ impl Engine {
         &self.ending
     }
 
-    /// No call works any more, for this reason; the peers are told, unless they were told of a failure before.
-    pub fn retire(&mut self, why: &Error) {
-        self.fail(why);
-    }
-
-    /// What each peer has last said of itself, after all that has arrived.
-    pub fn stances(&self) -> Vec<Stance> {
-        // What is lost is seen below.
-        let _ = self.endpoint.progress();
-        (0..self.channels.len()).map(|peer| stance(&self.endpoint, &self.channels, peer)).collect()
-    }
-
-    /// Tells these peers that others of the group go on without them, as far as they can be reached within a moment.
-    pub fn leave_behind(&mut self, peers: &[usize]) {
-        let until = Instant::now() + TELLING;
-        for &peer in peers {
-            let Some([first, ..]) = self.channels.get(peer).and_then(Option::as_ref) else { continue };
-            let (link, at) = (first.link(), first.remote() + FAILURE);
-            if link.connected() || (Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there)) {
-                let _ = link.signal(Signal { at, value: WENT_ON });
-                self.left_behind.push(peer);
-            }
-        }
-        let _ = self.endpoint.progress();
-    }
-
     /// So many collective calls were made.
     #[cfg(test)]
     pub fn renumber(&mut self, calls: u64) {
@@ -200,34 +174,6 @@ impl Engine {
 
     fn rank(&self) -> usize {
         self.endpoint.rank()
-    }
-
-    /// Tells the peers that this rank's program has aborted, unless they know of a failure before.
-    pub(crate) fn abort(&mut self) {
-        let error = ending::aborted(&self.endpoint, self.rank());
-        if self.failed.is_none() {
-            self.fail(&error);
-            self.recorder.failed(&error);
-        }
-    }
-
-    /// Why nothing can be called any more, if so.
-    #[inline]
-    fn refusal(&mut self) -> Option<Error> {
-        if self.failed.is_none() && !self.ending.aborted() { None } else { self.refused() }
-    }
-
-    #[cold]
-    fn refused(&mut self) -> Option<Error> {
-        let aborted = self.ending.aborted();
-        if aborted {
-            self.abort();
-        }
-        let by = if aborted { Some(self.rank()) } else { self.aborted_by };
-        if let Some(by) = by {
-            return Some(ending::aborted(&self.endpoint, by));
-        }
-        self.failed.as_ref().map(|why| Error::Failed { rank: self.rank(), why: why.clone() })
     }
 
     /// Performs calls, all at the same time, within `timeout`. Collectives run in their order in one of a few lanes.
@@ -504,21 +450,20 @@ impl Engine {
             }
             waited => waited,
         };
-        let done = waited.map_err(|e| match e {
-            // What was being waited for was ended, which may look like a failure of a peer.
-            Failure::Transport(_) if ending.error(endpoint).is_some() => {
-                ending.error(endpoint).unwrap_or_else(|| unreachable!("it is asked for once and for all"))
-            }
+        // What was being waited for was ended, which may look like a failure of a peer.
+        let ended = if waited.is_err() { ending.error(endpoint) } else { None };
+        let done = waited.map_err(|e| match (e, ended) {
+            (Failure::Transport(_), Some(ended)) => ended,
             // A peer that failed and left is lost too; its own words say more.
-            e @ (Failure::Transport(_) | Failure::GivenUp { .. }) => {
+            (e @ (Failure::Transport(_) | Failure::GivenUp { .. }), _) => {
                 told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, e))
             }
             // Of an earlier call this rank's own is the other side.
-            Failure::LeftOver { peer, ours, theirs, bytes } => {
+            (Failure::LeftOver { peer, ours, theirs, bytes }, _) => {
                 let ours = history.find(theirs.sequence).map_or(ours, |own| own.stamp);
                 failure(endpoint, Failure::LeftOver { peer, ours, theirs, bytes })
             }
-            e => failure(endpoint, e),
+            (e, _) => failure(endpoint, e),
         })?;
         debug_assert!(done, "the time that was up is dealt with above");
         self.recorder.done(segments.len());
@@ -526,78 +471,5 @@ impl Engine {
             self.history.push(called(call, segment));
         }
         Ok(())
-    }
-
-    /// Tells the peers that this rank gives up, and why, in the words of whoever found out first.
-    fn fail(&mut self, error: &Error) {
-        // Wrong arguments are found before anything is sent.
-        if matches!(error, Error::InvalidArgument { .. } | Error::Config { .. } | Error::Failed { .. })
-            && self.failed.is_none()
-            && self.ending.error(&self.endpoint).is_none()
-        {
-            return;
-        }
-        if self.failed.is_some() {
-            return;
-        }
-        tracing::debug!("no call works any more: {error}");
-        self.failed = Some(error.to_string());
-        self.endpoint.give_up();
-        let report = match error {
-            Error::Mismatch { rank, ours, peer, theirs } => {
-                Report::Mismatch { rank: *rank, ours: *ours, peer: *peer, theirs: *theirs }
-            }
-            Error::Transport { source: nd_transport::Error::PeerLost { rank, .. }, .. } => {
-                Report::Failed { culprit: *rank, why: error.to_string() }
-            }
-            Error::Timeout { standstill, .. } => Report::Standstill(standstill.clone()),
-            Error::Aborted { culprit, .. } => {
-                self.aborted_by = Some(*culprit);
-                Report::Aborted { culprit: *culprit }
-            }
-            Error::PeerFailed { culprit, why, .. } => Report::Failed { culprit: *culprit, why: why.clone() },
-            _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
-        };
-        tell(&self.endpoint, &self.channels, FAILURE, &report.encode(), false);
-        // The caller gets its buffers back.
-        self.endpoint.let_go();
-    }
-}
-
-impl Engine {
-    /// After a failure: whoever is to go on with others need not wait for this rank.
-    fn tell_dropped(&mut self) {
-        for (peer, channels) in self.channels.iter().enumerate() {
-            if let Some([first, ..]) = channels
-                && first.link().connected()
-                && !self.left_behind.contains(&peer)
-            {
-                let _ = first.link().signal(Signal { at: first.remote() + FAILURE, value: DROPPED });
-            }
-        }
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        match self.failed {
-            None => tell(&self.endpoint, &self.channels, FAILURE, &Report::Left.encode(), true),
-            Some(_) => self.tell_dropped(),
-        }
-        // Peers that map the inbox say there when they write no more, whenever that is, unless they are no more.
-        if let Some(inbox) = self.inbox.take() {
-            let last_words = self.channels.iter().enumerate().filter_map(|(peer, channels)| {
-                let [first, ..] = channels.as_ref()?;
-                if !first.link().abilities().contains(Abilities::MAP) {
-                    return None;
-                }
-                first.last_word();
-                let said = first.own().word(GONE).load(Ordering::Acquire) > 0;
-                let will = said || self.endpoint.ended(peer).is_none();
-                will.then(|| inbox.offset() + layout::lane(peer, 0) + GONE)
-            });
-            let last_words = last_words.collect();
-            inbox.leave(self.endpoint.take_header(), last_words);
-        }
     }
 }

@@ -82,6 +82,12 @@ pub fn is_later(this: u32, other: u32) -> bool {
     this.wrapping_sub(other) as i32 > 0
 }
 
+/// The same where either may be a send or receive, which has no number and comes neither before nor after anything.
+#[inline]
+pub fn comes_before(this: u32, other: u32) -> bool {
+    this > 0 && other > 0 && is_later(other, this)
+}
+
 /// As in "rank 3 called `all_gather(1024 × f32) as call 17`".
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
