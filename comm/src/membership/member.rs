@@ -278,7 +278,8 @@ impl Member {
         }
         if ballot > self.promised {
             self.promised = ballot;
-            self.steps += 1;
+            // Somebody else's does not bring nearer what is waited for: the one that is to lead may be gone.
+            self.steps += u64::from(from == self.leader());
         }
         true
     }

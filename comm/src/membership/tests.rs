@@ -365,3 +365,18 @@ fn a_proposal_that_may_be_decided_is_taken_over() {
     // Whoever sat out an earlier proposal knows nothing of this one's salt.
     assert_ne!(Proposal::new(vec![], &[7; 32], a).salt, Proposal::new(vec![], &[7; 32], b).salt);
 }
+
+#[test]
+fn others_ballots_give_the_one_that_is_to_lead_no_more_time() {
+    let ask = |round, rank| Message::Ask { ballot: Ballot { round, rank }, dead: vec![] };
+    let mut member = Member::new(1, 3, vec![], [0; 32]);
+    let before = member.steps();
+    // Rank 2 does not know whether rank 1 is there, and tries again and again.
+    for round in 1..5 {
+        member.handle(2, ask(round, 2));
+        assert!(member.messages().iter().any(|(to, m)| *to == 2 && matches!(m, Message::Promise { .. })));
+        assert_eq!((member.steps(), member.awaited()), (before, vec![0]));
+    }
+    member.handle(0, ask(9, 0));
+    assert!(member.steps() > before);
+}
