@@ -10,7 +10,7 @@ use nd_tests::jobs::{Job, Links};
 use rustix::process::Signal;
 
 /// Deadlines of calls and of the start, s: somebody has to be waited for in vain.
-const TIMES: [(&str, &str); 2] = [("ND_TIMEOUT", "3"), ("ND_START_TIMEOUT", "15")];
+const TIMES: [(&str, &str); 2] = [("ND_TIMEOUT", "3"), ("ND_START_TIMEOUT", "10")];
 
 /// Says what the library has to say.
 fn aloud() {
