@@ -305,6 +305,7 @@ fn what_goes_wrong_on_purpose_is_told_by_those_who_go_on() {
     }
     let out = with("allreduce --ranks 2 --threads -e 4K --fault abort:1@20ms", &environment);
     assert_eq!(stdout(&out).lines().filter(|l| l.contains("aborted this communicator")).count(), 2);
+    assert!(stdout(&out).contains("# 2 of 2 ranks that went on named rank 1"), "{}", stdout(&out));
     for (line, parts) in [
         ("allreduce --fault kil:2@3s", &["did you mean kill?", "such as kill:2@3s"][..]),
         ("allreduce --ranks 2 --fault stop:2", &["stop:2: no such rank; ranks are 0 to 1"]),

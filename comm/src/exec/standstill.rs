@@ -257,8 +257,7 @@ impl Standstill {
 
 /// Whether nobody can finish the call before all have sent something: whoever was not heard has not entered it.
 fn needs_all(call: &Called) -> bool {
-    let collective = Collective::try_from(call.stamp.collective);
-    collective.is_ok_and(|c| c != Collective::SendRecv && !c.has_root())
+    call.stamp.kind().is_ok_and(|c| c != Collective::SendRecv && !c.has_root())
 }
 
 /// The last call of a rank, and whether it is the last that it has finished.

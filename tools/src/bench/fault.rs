@@ -122,7 +122,7 @@ pub fn last(faults: &[Fault]) -> Duration {
 }
 
 /// "rank 2", "ranks 1 and 2".
-pub fn culprits(faults: &[Fault]) -> String {
+fn culprits(faults: &[Fault]) -> String {
     let mut ranks: Vec<_> = faults.iter().map(|fault| fault.rank).collect();
     ranks.sort_unstable();
     ranks.dedup();
@@ -197,6 +197,12 @@ impl Drop for Strikes {
             let _ = thread.join();
         }
     }
+}
+
+/// Tells how many of `all` ranks that went on named the right one; whether all did.
+pub fn verdict(right: usize, all: usize, faults: &[Fault], more: &str) -> Result<bool, Error> {
+    print(&format!("# {right} of {all} ranks that went on named {}{more}\n", culprits(faults)))?;
+    Ok(right == all)
 }
 
 /// Whole lines, whoever else prints.
