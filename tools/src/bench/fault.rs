@@ -75,7 +75,8 @@ impl FromStr for Fault {
         let rank = rank.parse().map_err(|_| wrong(format!("'{rank}' is no rank")))?;
         let after = match after {
             None => AFTER,
-            Some(after) => duration(after).map_err(|bad| wrong(format!("'{after}' is {}", bad.problem)))?,
+            Some(after) => duration(after)
+                .map_err(|bad| wrong(format!("'{after}' is {} ({})", bad.problem, bad.remedy)))?,
         };
         Ok(Fault { what: kind.0, rank, after })
     }
@@ -235,6 +236,7 @@ mod tests {
             ("stop:x@1s", "'x' is no rank"),
             ("stop:@1s", "'' is no rank"),
             ("stop:1@soon", "'soon' is not a duration"),
+            ("stop:1@0s", "'0s' is out of range (write a duration above 0"),
         ] {
             let error = text.parse::<Fault>().unwrap_err();
             assert!(error.contains(said) && error.ends_with("such as kill:2@3s"), "{error}");
