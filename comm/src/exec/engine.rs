@@ -2,25 +2,24 @@
 #![allow(unsafe_code)] // hands the caller's buffers to the runner
 
 mod failing;
+mod going;
 
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nd_transport::{Endpoint, Step, Window};
+use nd_transport::{Endpoint, Window};
 
 use super::called::Called;
 use super::channel::Channel;
 use super::ending::Ending;
 use super::history::History;
-use super::layout::{self, LANES, P2P_LANE};
+use super::layout::{self, LANES};
 use super::memory::{LaneMemory, copy};
-use super::peers::{failure, reach, reports, settle, told};
 use super::plans::Plans;
-use super::roll_call;
-use super::run::{Failure, Runner, Segment};
+use super::run::{Runner, Segment};
 use super::stamp::{Stamp, Within, wire_number};
-use super::standstill::Whereabouts;
-use super::waiting::{Now, Waiting, left_overs};
+use super::waiting::Waiting;
 use crate::choose::{Chooser, Tuner};
 use crate::cost::Calibration;
 use crate::cost::hosts::{Cores, Machines};
@@ -28,7 +27,8 @@ use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::number::{DataType, ReduceOp};
 use crate::recorder::Recorder;
-use crate::schedule::{Alias, Collective, Counts, Layout, MAX_LANES, Space};
+use crate::schedule::{Alias, Collective, Counts, Layout, Space};
+use going::{Going, places};
 
 /// Scratch beyond this many bytes is given back after the call.
 const KEPT_SCRATCH: u64 = 64 << 20;
@@ -63,15 +63,6 @@ unsafe impl Send for Call {}
 #[inline]
 fn called(call: &Call, segment: &Segment) -> Called {
     Called { stamp: segment.stamp, peer: call.root, sends: call.output.is_null() }
-}
-
-/// Does something when it is dropped.
-struct Closing<F: Fn()>(F);
-
-impl<F: Fn()> Drop for Closing<F> {
-    fn drop(&mut self) {
-        (self.0)();
-    }
 }
 
 /// A communicator's side of everything below it.
@@ -349,125 +340,25 @@ impl Engine {
     /// # Safety
     /// As for [`Engine::perform`].
     unsafe fn run(&mut self, calls: &[Call], segments: &[Segment], timeout: Duration) -> Result<()> {
-        // Sends and receives each get a thread of their own, but those with one peer in one direction share it, so
-        // that their order is kept.
-        let single = |c: &Call| c.collective == Collective::SendRecv;
-        let thread = |i: usize| {
-            let same = |c: &&Call| {
-                single(c) && c.root == calls[i].root && c.output.is_null() == calls[i].output.is_null()
-            };
-            let first = calls.iter().position(|c| same(&c)).unwrap_or(i);
-            MAX_LANES + first
-        };
-        // By its number, so that calls match whether they are made in a group or one by one.
-        let place = |segment: usize, lane: usize| match single(&calls[segment]) {
-            true => (thread(segment), P2P_LANE),
-            false => {
-                let lane = (segments[segment].stamp.sequence as usize + lane) % MAX_LANES;
-                (lane, lane)
-            }
-        };
         self.recorder.enter(calls, segments);
-        self.runner.prepare(segments, self.channels.len(), place);
-        let history = self.history;
-        let entered = self.entered;
-        let Engine { endpoint, channels, runner, waiting, .. } = self;
-        let runner = std::cell::RefCell::new(runner);
-        let channels = std::cell::RefCell::new(channels);
-        let (ending, recorder) = (&self.ending, &self.recorder);
-        let look = || {
-            // SAFETY: the segments are those that were prepared; their memory by the caller's promise.
-            let step = unsafe { runner.borrow_mut().step(segments, &mut channels.borrow_mut()) };
-            if let Ok(Step::Idle) = step {
-                recorder.idle();
-            }
-            step
+        self.runner.prepare(segments, self.channels.len(), places(calls, segments));
+        let going = Going {
+            calls,
+            segments,
+            entered: self.entered,
+            history: self.history,
+            endpoint: &self.endpoint,
+            ending: &self.ending,
+            recorder: &self.recorder,
+            runner: RefCell::new(&mut self.runner),
+            channels: RefCell::new(&mut self.channels),
+            waiting: RefCell::new(&mut self.waiting),
+            closed: Cell::new(false),
         };
-        let tick = || {
-            if let Some(error) = ending.error(endpoint) {
-                return Err(error.into());
-            }
-            let awaited = runner.borrow().awaited(segments, &channels.borrow());
-            recorder.waits(&awaited, runner.borrow().heard(segments));
-            reports(endpoint, &channels.borrow(), &awaited)?;
-            reach(endpoint, &awaited)?;
-            if roll_call::is_called(&channels.borrow()) {
-                return Err(Failure::TimeUp);
-            }
-            let at = runner.borrow().current(segments);
-            let to_come = segments[at..].iter().filter(|s| s.stamp.sequence > 0).count() as u64;
-            let now = Now {
-                segments,
-                call: called(&calls[at], &segments[at]),
-                finished: entered - to_come,
-                history,
-                awaited: runner.borrow().messages(segments, &channels.borrow()),
-            };
-            left_overs(&channels.borrow(), runner.borrow().oldest(), now.call.stamp)?;
-            waiting.look(&channels.borrow(), &now)
-        };
-        // Also if one of them panics.
-        let closing = Closing(|| {
-            let storing = runner.borrow_mut().give_up(&mut channels.borrow_mut());
-            settle(endpoint, &mut channels.borrow_mut(), storing);
-        });
-        let waited = endpoint.wait(timeout, look, tick);
-        if let Ok(true) = waited {
-            // A run that is done has closed what it opened.
-            std::mem::forget(closing);
-        } else {
-            let awaited = runner.borrow().awaited(segments, &channels.borrow());
-            let heard = runner.borrow().heard(segments);
-            recorder.waits(&awaited, heard.clone());
-            let after = match waited {
-                Ok(_) => Some(timeout),
-                Err(Failure::TimeUp) => Some(Duration::ZERO),
-                Err(_) => None,
-            };
-            let mine = after.map(|after| {
-                let at = runner.borrow().current(segments);
-                let call = called(&calls[at], &segments[at]);
-                let mine = roll_call::whereabouts(
-                    endpoint,
-                    &channels.borrow(),
-                    &awaited,
-                    heard,
-                    (call, wire_number(entered)),
-                );
-                let mine = Whereabouts { after, finished: history.last(), ..mine };
-                // Closing may take a while, for which the others need not wait.
-                roll_call::answer(endpoint, &channels.borrow(), &mine);
-                mine
-            });
-            drop(closing);
-            if let Some(mine) = mine {
-                return Err(roll_call::hold(endpoint, &channels.borrow(), mine));
-            }
-        }
-        let waited = match waited {
-            // All have come here, and what they sent before.
-            Ok(true) if calls.iter().any(|call| call.collective == Collective::Barrier) => {
-                let call = segments.last().map_or(Stamp::default(), |segment| segment.stamp);
-                left_overs(&channels.borrow(), runner.borrow().oldest(), call).map(|()| true)
-            }
-            waited => waited,
-        };
-        // What was being waited for was ended, which may look like a failure of a peer.
-        let ended = if waited.is_err() { ending.error(endpoint) } else { None };
-        let done = waited.map_err(|e| match (e, ended) {
-            (Failure::Transport(_), Some(ended)) => ended,
-            // A peer that failed and left is lost too; its own words say more.
-            (e @ (Failure::Transport(_) | Failure::GivenUp { .. }), _) => {
-                told(endpoint, &channels.borrow()).unwrap_or_else(|| failure(endpoint, e))
-            }
-            // Of an earlier call this rank's own is the other side.
-            (Failure::LeftOver { peer, ours, theirs, bytes }, _) => {
-                let ours = history.find(theirs.sequence).map_or(ours, |own| own.stamp);
-                failure(endpoint, Failure::LeftOver { peer, ours, theirs, bytes })
-            }
-            (e, _) => failure(endpoint, e),
-        })?;
-        debug_assert!(done, "the time that was up is dealt with above");
+        // SAFETY: the segments are those that were prepared; their memory by the caller's promise.
+        let waited = going.endpoint.wait(timeout, || unsafe { going.step() }, || going.tick());
+        going.end(waited, timeout)?;
+        drop(going);
         self.recorder.done(segments.len());
         if let (Some(call), Some(segment)) = (calls.last(), segments.last()) {
             self.history.push(called(call, segment));
