@@ -112,7 +112,7 @@ pub struct Arguments {
     /// Instead of measuring, call until something goes wrong on purpose, and tell what every other rank says of it and how
     /// soon: kill:2@3s (rank 2 gets SIGKILL three seconds after the first call), stop (SIGSTOP), exit, abort (the
     /// communicator) or mismatch (it calls something else); several with commas. Calls then wait 5 s at most, unless
-    /// ND_TIMEOUT says otherwise. Exit code 0: all of them named the rank
+    /// ND_TIMEOUT says otherwise. Exit code 0: all of them named the rank (under a launcher each rank tells its own part)
     #[arg(long, value_name = "KIND:RANK[@TIME]", value_delimiter = ',', conflicts_with_all = ["hosts", "calibrate", "plot", "json"])]
     pub fault: Vec<Fault>,
     /// Say why each size was done as it was, what every candidate was predicted to take, and how each rank is reached
