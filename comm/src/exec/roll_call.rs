@@ -8,6 +8,7 @@
 #![allow(unsafe_code)] // reads answers in the inbox, and what peers show
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -83,9 +84,10 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
             Err(e) => return e,
         }
         for peer in 0..channels.len() {
-            if !said.contains_key(&peer) {
-                let Some(theirs) = answered(channels, peer) else { continue };
-                said.insert(peer, theirs);
+            if let Entry::Vacant(place) = said.entry(peer)
+                && let Some(theirs) = answered(channels, peer)
+            {
+                place.insert(theirs);
                 heard = Instant::now();
             }
         }
