@@ -110,7 +110,7 @@ fn numa(m: &Machine, n: usize, out: &mut String) {
             _ => vendor,
         });
     }
-    if let Some(cpus) = numa.affinity.as_deref().and_then(threads) {
+    if let Some(cpus) = numa.cpus().as_deref().and_then(threads) {
         facts.push(cpus);
     }
     if let Some(memory) = numa.memory {
@@ -234,24 +234,14 @@ fn port(p: &Port) -> String {
     if let Some(other) = &p.companion {
         facts.push(format!("with {other}"));
     }
-    if !p.gids.is_empty() {
-        facts.push(format!("{} GIDs", p.gids.len()));
-    }
     let name = if p.name.is_empty() { "port" } else { &p.name };
     printable(&format!("{name}  {}", facts.join(", "))).into_owned()
 }
 
-/// `ff,ffffffff` to `40 hardware threads (0-39)`: what the kernel numbers as CPUs.
-fn threads(map: &str) -> Option<String> {
-    let mut list = Vec::new();
-    let words: Vec<&str> = map.split(',').collect();
-    for (i, word) in words.iter().rev().enumerate() {
-        // hwloc leaves words of zeros empty.
-        let bits = if word.is_empty() { 0 } else { u32::from_str_radix(word.trim(), 16).ok()? };
-        list.extend((0..32).filter(|b| bits >> b & 1 == 1).map(|b| i as u32 * 32 + b));
-    }
+/// `40 hardware threads (0-39)`: what the kernel numbers as CPUs.
+fn threads(list: &[u32]) -> Option<String> {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
-    for &c in &list {
+    for &c in list {
         match ranges.last_mut() {
             Some(r) if r.1 + 1 == c => r.1 = c,
             _ => ranges.push((c, c)),
@@ -373,10 +363,14 @@ mod tests {
 
     #[test]
     fn maps_of_threads() {
-        assert_eq!(threads("3").as_deref(), Some("2 hardware threads (0-1)"));
-        assert_eq!(threads("00000001,80000001").as_deref(), Some("3 hardware threads (0,31-32)"));
-        assert_eq!(threads("1,,0").as_deref(), Some("1 hardware thread (64)"));
-        assert_eq!(threads("0"), None);
-        assert_eq!(threads("x"), None);
+        let shown = |map: &str| {
+            let numa = nd_topology::model::Numa { affinity: Some(map.into()), ..Default::default() };
+            numa.cpus().as_deref().and_then(threads)
+        };
+        assert_eq!(shown("3").as_deref(), Some("2 hardware threads (0-1)"));
+        assert_eq!(shown("00000001,80000001").as_deref(), Some("3 hardware threads (0,31-32)"));
+        assert_eq!(shown("1,,0").as_deref(), Some("1 hardware thread (64)"));
+        assert_eq!(shown("0"), None);
+        assert_eq!(shown("x"), None);
     }
 }
