@@ -87,15 +87,10 @@ impl RdmaPort {
 /// index 0 on InfiniBand; `index` (`ND_IB_GID_INDEX`) wins. `device` is the port's device, for messages.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the table: there is no such index, its entry is empty or of no use, or the table has none
+/// [`Error::Invalid`] with the table, in one line: there is no such index, its entry is empty or of no use, or the table has none
 /// that others can reach.
 pub fn choose_gid<'p>(device: &str, port: &'p RdmaPort, index: Option<u32>) -> Result<(GidClass, &'p Gid)> {
-    let fail = |why: String| {
-        let table = gid_table(port);
-        let table = if table.is_empty() { "  (empty)\n".to_owned() } else { table };
-        let name = printable(device);
-        Error::Invalid(format!("{why}; the addresses (GIDs) of {name} port {}:\n{table}", port.number))
-    };
+    let fail = |why: String| Error::Invalid(format!("{why}; {}", listed(device, port)));
     let Some(layer) = port.link_layer else {
         return Err(fail(format!("{} port {} states no link layer", printable(device), port.number)));
     };
@@ -113,7 +108,9 @@ pub fn choose_gid<'p>(device: &str, port: &'p RdmaPort, index: Option<u32>) -> R
         return Err(fail(format!("ND_IB_GID_INDEX={index} is out of range: the table ends at index {last}")));
     }
     let gid = port.gids.iter().find(|g| g.index == index).ok_or_else(|| {
-        fail(format!("ND_IB_GID_INDEX={index} is an empty entry; take one of those below, or leave it unset"))
+        fail(format!(
+            "ND_IB_GID_INDEX={index} is an empty entry; take one of those that are filled, or leave it unset"
+        ))
     })?;
     let class = gid.class(layer).ok_or_else(|| {
         fail(format!(
@@ -124,14 +121,38 @@ pub fn choose_gid<'p>(device: &str, port: &'p RdmaPort, index: Option<u32>) -> R
     Ok((class, gid))
 }
 
+/// Addresses that an error lists at most.
+const MOST_LISTED: usize = 32;
+
+/// The table in one line.
+fn listed(device: &str, port: &RdmaPort) -> String {
+    let entry = |g: &Gid| match &g.netdev {
+        Some(netdev) => format!("{} = {} ({}, {})", g.index, g.address, word(port, g), printable(netdev)),
+        None => format!("{} = {} ({})", g.index, g.address, word(port, g)),
+    };
+    let mut all: Vec<String> = port.gids.iter().take(MOST_LISTED).map(entry).collect();
+    match port.gids.len() - all.len() {
+        0 if all.is_empty() => all.push("none".to_owned()),
+        0 => {}
+        more => all.push(format!("and {more} more")),
+    }
+    format!("addresses (GIDs) of {} port {}: {}", printable(device), port.number, all.join(", "))
+}
+
+/// What an address is good for, in a word.
+fn word(port: &RdmaPort, gid: &Gid) -> String {
+    match port.link_layer.and_then(|layer| gid.class(layer)) {
+        Some(class) => class.to_string(),
+        None if port.link_layer.is_none() => "link layer not known".to_owned(),
+        None if gid.framing.is_none() => "framing not known".to_owned(),
+        None => "this host only".to_owned(),
+    }
+}
+
 /// A port's addresses as lines: index, class, address, interface; a star before the one that is chosen.
 pub fn gid_table(port: &RdmaPort) -> String {
     let chosen = port.usable_gids().first().map(|(_, g)| g.index);
-    let class = |g: &Gid| match port.link_layer.and_then(|layer| g.class(layer)) {
-        Some(class) => class.to_string(),
-        None if g.framing.is_none() => "framing not known".to_owned(),
-        None => "this host only".to_owned(),
-    };
+    let class = |g: &Gid| word(port, g);
     let wide = port.gids.iter().map(|g| class(g).len()).max().unwrap_or(0);
     let address = port.gids.iter().map(|g| g.address.to_string().len()).max().unwrap_or(0);
     let line = |g: &Gid| {
@@ -206,9 +227,10 @@ mod tests {
         let gids = [(0, V2, "::1", "lo"), (1, V2, "::ffff:127.0.0.1", "lo"), (2, None, "2001:db8::1", "lo")];
         let error = choose_gid("rxe0", &roce(&gids), None).unwrap_err().to_string();
         assert!(error.contains("no address of rxe0 port 1 leads to other hosts"), "{error}");
-        assert!(error.contains("2  framing not known") && error.contains("0  this host only"), "{error}");
+        assert!(error.contains("2 = 2001:db8::1 (framing not known, lo)"), "{error}");
+        assert!(error.contains("0 = ::1 (this host only, lo)"), "{error}");
         let error = choose_gid("rxe0", &roce(&[]), None).unwrap_err().to_string();
-        assert!(error.ends_with("(empty)\n"), "{error}");
+        assert!(error.ends_with("of rxe0 port 1: none"), "{error}");
         let silent = RdmaPort::default();
         assert!(choose_gid("x", &silent, None).unwrap_err().to_string().contains("states no link layer"));
     }
@@ -228,12 +250,12 @@ mod tests {
         assert!(error(1).contains("is an empty entry"), "{}", error(1));
         assert!(error(6).contains("does not lead to other hosts"), "{}", error(6));
         for index in [1, 6, 8] {
-            assert!(
-                error(index).contains("*   5  RoCE v2, IPv4   ::ffff:10.0.0.1  eth0\n"),
-                "{}",
-                error(index)
-            );
+            let all = "addresses (GIDs) of mlx5_0 port 1: 0 = fe80::1 (RoCE v1, eth0), 5 = ::ffff:10.0.0.1 (RoCE v2, \
+                       IPv4, eth0), 6 = ::1 (this host only, lo)";
+            assert!(error(index).ends_with(all), "{}", error(index));
         }
+        let lines = " *   5  RoCE v2, IPv4   ::ffff:10.0.0.1  eth0\n";
+        assert!(gid_table(&port).contains(lines.trim_start()), "{}", gid_table(&port));
     }
 
     #[test]

@@ -444,7 +444,8 @@ mod tests {
         assert!(fails("=c", None).contains("there are: a:1, b:1"));
         let error = fails("", Some(4));
         assert!(
-            error.contains("out of range: the table ends at index 3") && error.contains("a port 1:"),
+            error.contains("out of range: the table ends at index 3")
+                && error.contains("of a port 1: 0 = ::ffff:10.0.0.1"),
             "{error}"
         );
         // Of a port that is not used nobody asks.
