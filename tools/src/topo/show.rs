@@ -31,6 +31,9 @@ pub(super) struct ShowArgs {
     /// The axis to draw
     #[arg(long, requires = "mesh")]
     axis: Option<String>,
+    /// List all addresses (GIDs) of RDMA ports, however many there are
+    #[arg(long)]
+    gids: bool,
     /// Write JSON instead of tables, to a file or (without one) to standard output
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
@@ -46,7 +49,7 @@ pub(super) fn run(a: &ShowArgs) -> Result<()> {
         Some(path) => {
             put(Some(path), &(plain_json(formats::json::write(&m.system, &m.graph, &m.paths)) + "\n"))
         }
-        None => put(None, &text(&m)),
+        None => put(None, &text(&m, a.gids)),
     }
 }
 
@@ -73,7 +76,7 @@ fn overlay(a: &ShowArgs, m: &Machine) -> Result<Option<Overlay>> {
 }
 
 /// The whole page.
-fn text(m: &Machine) -> String {
+fn text(m: &Machine, all_gids: bool) -> String {
     let g = &m.graph;
     let mut out = String::new();
     let name = if m.system.name.is_empty() { "this machine" } else { &m.system.name };
@@ -83,6 +86,9 @@ fn text(m: &Machine) -> String {
         count(g.gpus.len(), "GPU"),
         count(m.system.ports().count(), "port"),
     ];
+    if !m.system.rdma.is_empty() {
+        facts.push(count(m.system.rdma.len(), "RDMA device"));
+    }
     if g.nvswitch.is_some() {
         facts.push("NVSwitch".into());
     }
@@ -93,6 +99,7 @@ fn text(m: &Machine) -> String {
     sockets(m, &mut out);
     flattened(m, &mut out);
     matrix(m, &mut out);
+    out.push_str(&super::rdma::tables(&m.system, all_gids));
     findings(m, &mut out);
     out
 }

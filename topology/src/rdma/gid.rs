@@ -127,8 +127,8 @@ const MOST_LISTED: usize = 32;
 /// The table in one line.
 fn listed(device: &str, port: &RdmaPort) -> String {
     let entry = |g: &Gid| match &g.netdev {
-        Some(netdev) => format!("{} = {} ({}, {})", g.index, g.address, word(port, g), printable(netdev)),
-        None => format!("{} = {} ({})", g.index, g.address, word(port, g)),
+        Some(netdev) => format!("{} = {} ({}, {})", g.index, g.address, gid_word(port, g), printable(netdev)),
+        None => format!("{} = {} ({})", g.index, g.address, gid_word(port, g)),
     };
     let mut all: Vec<String> = port.gids.iter().take(MOST_LISTED).map(entry).collect();
     match port.gids.len() - all.len() {
@@ -139,8 +139,8 @@ fn listed(device: &str, port: &RdmaPort) -> String {
     format!("addresses (GIDs) of {} port {}: {}", printable(device), port.number, all.join(", "))
 }
 
-/// What an address is good for, in a word.
-fn word(port: &RdmaPort, gid: &Gid) -> String {
+/// What an address of a port is good for, in a word or two.
+pub fn gid_word(port: &RdmaPort, gid: &Gid) -> String {
     match port.link_layer.and_then(|layer| gid.class(layer)) {
         Some(class) => class.to_string(),
         None if port.link_layer.is_none() => "link layer not known".to_owned(),
@@ -152,7 +152,7 @@ fn word(port: &RdmaPort, gid: &Gid) -> String {
 /// A port's addresses as lines: index, class, address, interface; a star before the one that is chosen.
 pub fn gid_table(port: &RdmaPort) -> String {
     let chosen = port.usable_gids().first().map(|(_, g)| g.index);
-    let class = |g: &Gid| word(port, g);
+    let class = |g: &Gid| gid_word(port, g);
     let wide = port.gids.iter().map(|g| class(g).len()).max().unwrap_or(0);
     let address = port.gids.iter().map(|g| g.address.to_string().len()).max().unwrap_or(0);
     let line = |g: &Gid| {

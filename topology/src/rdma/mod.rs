@@ -24,7 +24,7 @@ use std::net::Ipv6Addr;
 use serde::{Deserialize, Serialize};
 
 pub use filter::HcaFilter;
-pub use gid::{GidClass, choose_gid, gid_table};
+pub use gid::{GidClass, choose_gid, gid_table, gid_word};
 pub use ports::{LeftOut, Place, PortChoice, Wishes, choose_ports};
 pub use verdict::{Asked, Library, NoVerbs, Offer, OfferedPort, Rail, Side, Verdict, between};
 

@@ -28,7 +28,7 @@ pub enum Library {
     Unknown,
     /// It is there.
     Present,
-    /// It is not, with the loader's reason.
+    /// It is not: why, and what to do.
     Absent(String),
 }
 
@@ -168,15 +168,17 @@ pub enum NoVerbs {
     NoLibrary {
         /// Where.
         side: Side,
-        /// The loader's reason.
+        /// Why, and what to do.
         reason: String,
     },
     /// There are ports, and none can be used.
     NoPort {
         /// Where.
         side: Side,
-        /// The ports, each with the reason.
-        left_out: Vec<String>,
+        /// Our ports, each with the reason.
+        here: Vec<String>,
+        /// Theirs.
+        there: Vec<String>,
     },
     /// One has InfiniBand, the other Ethernet.
     LinkLayers {
@@ -207,30 +209,37 @@ impl NoVerbs {
         !matches!(self, NoVerbs::NotAsked { .. } | NoVerbs::SameHost | NoVerbs::NoDevice(Side::Both))
     }
 
-    /// One clause, with what to call the two ranks or hosts.
+    /// One clause, with what to call the two ranks or hosts; the same name twice where the other is thought to be like
+    /// this one.
     pub fn text(&self, here: &str, there: &str) -> String {
-        let at = |side: &Side| match side {
-            Side::Here => here.to_owned(),
-            Side::There => there.to_owned(),
-            Side::Both => format!("both {here} and {there}"),
+        let one = |side: &Side| match side {
+            Side::There => Some(there),
+            Side::Both if here != there => None,
+            Side::Here | Side::Both => Some(here),
         };
-        let have = |side: &Side| if *side == Side::Both { "have" } else { "has" };
         match self {
-            NoVerbs::NotAsked { side, setting } => match side {
-                Side::Both => setting.clone(),
-                one => format!("{setting} on {}", at(one)),
-            },
+            NoVerbs::NotAsked { side: Side::Both, setting } => setting.clone(),
+            NoVerbs::NotAsked { side, setting } => format!("{setting} on {}", one(side).unwrap_or(here)),
             NoVerbs::SameHost => "they are on one host and share its memory".to_owned(),
-            NoVerbs::NoDevice(Side::Both) => format!("neither {here} nor {there} has an RDMA device"),
-            NoVerbs::NoDevice(side) => format!("{} has no RDMA device", at(side)),
-            NoVerbs::NoLibrary { side, reason } => format!(
-                "{} cannot open libibverbs.so.1 ({reason}); install rdma-core (on Debian: libibverbs1 \
-                 ibverbs-providers)",
-                at(side)
-            ),
-            NoVerbs::NoPort { side, left_out } => {
-                format!("{} {} no usable RDMA port: {}", at(side), have(side), left_out.join("; "))
-            }
+            NoVerbs::NoDevice(side) => match one(side) {
+                Some(name) => format!("{name} has no RDMA device"),
+                None => format!("neither {here} nor {there} has an RDMA device"),
+            },
+            NoVerbs::NoLibrary { side, reason } => match one(side) {
+                Some(name) => format!("{name}: {reason}"),
+                None => format!("{here} and {there}: {reason}"),
+            },
+            NoVerbs::NoPort { side, here: ours, there: theirs } => match one(side) {
+                Some(name) => {
+                    let ports = if *side == Side::There { theirs } else { ours };
+                    format!("{name} has no usable RDMA port: {}", ports.join("; "))
+                }
+                None => format!(
+                    "neither has a usable RDMA port ({here}: {}; {there}: {})",
+                    ours.join("; "),
+                    theirs.join("; ")
+                ),
+            },
             NoVerbs::LinkLayers { here: a, there: b } => {
                 format!("{here} has {a} ports, {there} has {b} ports")
             }
@@ -287,9 +296,8 @@ fn refusal(here: &Offer, there: &Offer, same_host: bool) -> Option<NoVerbs> {
         return Some(NoVerbs::NoLibrary { side, reason: reason.clone() });
     }
     sides(&|o| o.ports.is_empty()).map(|side| {
-        let both = || here.left_out.iter().chain(&there.left_out).cloned().collect();
-        let left_out = if side == Side::Both { both() } else { first(side).left_out.clone() };
-        NoVerbs::NoPort { side, left_out }
+        let (here, there) = (here.left_out.clone(), there.left_out.clone());
+        NoVerbs::NoPort { side, here, there }
     })
 }
 
@@ -469,14 +477,19 @@ mod tests {
         assert_eq!(said(&none, &none), "neither node0 nor node1 has an RDMA device");
         let down = Offer { left_out: vec!["mlx5_0:1 down (Disabled)".into()], ..none.clone() };
         assert_eq!(said(&down, &good), "node0 has no usable RDMA port: mlx5_0:1 down (Disabled)");
+        let two = said(&down, &Offer { left_out: vec!["x:1 init".into()], ..none.clone() });
+        assert_eq!(two, "neither has a usable RDMA port (node0: mlx5_0:1 down (Disabled); node1: x:1 init)");
         let bare = Offer { library: Library::Absent("no such file".into()), ..good.clone() };
-        assert!(
-            said(&good, &bare)
-                .starts_with("node1 cannot open libibverbs.so.1 (no such file); install rdma-core")
-        );
+        assert_eq!(said(&good, &bare), "node1: no such file");
         let tcp = Offer { asked: Asked::Never("ND_TRANSPORT=tcp".into()), ..good.clone() };
         assert_eq!(said(&tcp, &good), "ND_TRANSPORT=tcp on node0");
         assert_eq!(said(&tcp, &tcp), "ND_TRANSPORT=tcp");
+        let alike = |offer: &Offer| match between(offer, offer, false) {
+            Verdict::No(why) => why.text("node0", "node0"),
+            Verdict::Verbs(_) => String::new(),
+        };
+        assert_eq!(alike(&down), "node0 has no usable RDMA port: mlx5_0:1 down (Disabled)");
+        assert_eq!(alike(&none), "node0 has no RDMA device");
         // Without a device nobody misses the library.
         let nothing = Offer { library: Library::Absent("no such file".into()), ..none.clone() };
         assert_eq!(between(&nothing, &none, false), Verdict::No(NoVerbs::NoDevice(Side::Both)));
@@ -540,10 +553,7 @@ mod tests {
                 SameHost => SameHost,
                 NoDevice(s) => NoDevice(side(s)),
                 NoLibrary { side: s, reason } => NoLibrary { side: side(s), reason },
-                NoPort { side: s, mut left_out } => {
-                    left_out.sort();
-                    NoPort { side: side(s), left_out }
-                }
+                NoPort { side: s, here, there } => NoPort { side: side(s), here: there, there: here },
                 LinkLayers { here, there } => LinkLayers { here: there, there: here },
                 Subnets { here, there } => Subnets { here: there, there: here },
                 Addresses { here, there } => Addresses { here: there, there: here },
