@@ -363,6 +363,7 @@ mod tests {
         for line in EXAMPLES
             .lines()
             .chain(MEASURED.lines())
+            .chain(paths::HCA.lines())
             .chain(place::EXAMPLES.lines())
             .chain(diagnose::EXAMPLES.lines())
         {

@@ -41,7 +41,7 @@ pub(super) struct PathsArgs {
     json: Option<PathBuf>,
 }
 
-const HCA: &str = "RDMA devices and ports that ranks may use, in NCCL's syntax; else what
+pub(super) const HCA: &str = "RDMA devices and ports that ranks may use, in NCCL's syntax; else what
 ND_IB_HCA says:
   mlx5               devices whose names begin so
   =mlx5_0:1,mlx5_1   these; one port of the first

@@ -175,7 +175,8 @@ pub(super) fn text(here: &Host<'_>, there: &Host<'_>, rows: &[Row]) -> String {
         let first = rows.first().map(of).cloned().unwrap_or_default();
         let never: Vec<String> =
             first.into_iter().filter(|port| rows.iter().all(|r| of(r).contains(port))).collect();
-        if !never.is_empty() {
+        // Where no rank has verbs, the table has said so.
+        if !never.is_empty() && rows.iter().any(|r| r.why.is_none()) {
             out.push_str(&format!("Not used on {}: {}\n", printable(host), printable(&never.join("; "))));
         }
     };

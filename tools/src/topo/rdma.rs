@@ -34,7 +34,10 @@ fn ports(system: &System) -> impl Iterator<Item = (&RdmaDevice, &RdmaPort)> {
 }
 
 fn devices(system: &System) -> String {
-    let head = ["device", "port", "state", "link", "speed", "MTU", "interface", "place", "firmware"];
+    let mut head = vec!["device", "port", "state", "link", "speed", "MTU", "interface", "place"];
+    if system.rdma.iter().any(|d| d.firmware.is_some()) {
+        head.push("firmware");
+    }
     let mut t = Table::new(&head);
     for d in &system.rdma {
         if d.ports.is_empty() {

@@ -241,7 +241,12 @@ fn port(p: &Port) -> String {
     if let Some(other) = &p.companion {
         facts.push(format!("with {other}"));
     }
-    let name = if p.name.is_empty() { "port" } else { &p.name };
+    let name = match (p.name.as_str(), p.port) {
+        ("", _) => "port".to_owned(),
+        // Ports of one RDMA device have its name.
+        (name, Some(number)) if number > 1 && p.guid.is_some() => format!("{name} port {number}"),
+        (name, _) => name.to_owned(),
+    };
     printable(&format!("{name}  {}", facts.join(", "))).into_owned()
 }
 

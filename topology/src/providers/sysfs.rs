@@ -31,6 +31,7 @@ pub fn read(root: &Path) -> Result<System> {
     r.interfaces();
     let at = std::mem::take(&mut r.at);
     super::rdma::add(root, &mut r.system, |link| device_of(&at, link));
+    r.speedless();
     r.virtual_machine();
     crate::formats::hwloc_xml::number_ports(&mut r.system);
     Ok(r.system)
@@ -190,7 +191,6 @@ impl Reader<'_> {
 
     fn interfaces(&mut self) {
         let folder = self.root.join("class/net");
-        let mut silent = Vec::new();
         for name in entries(&folder) {
             let path = folder.join(&name);
             if name == "lo" {
@@ -199,9 +199,6 @@ impl Reader<'_> {
             // Only what has a device carries bytes out of the machine: bridges, VPNs and containers' ends do not.
             let Some(at) = device_of(&self.at, &path.join("device")) else { continue };
             let speed: Option<f64> = number(&path.join("speed")).filter(|&s: &f64| s > 0.0);
-            if speed.is_none() {
-                silent.push(name.clone());
-            }
             let port = Port {
                 name,
                 speed_mbps: speed,
@@ -215,12 +212,18 @@ impl Reader<'_> {
                 None => nics.push(Nic { ports: vec![port], extra: Vec::new() }),
             }
         }
+    }
+
+    fn speedless(&mut self) {
+        let silent =
+            self.system.ports().filter(|(_, p)| p.speed_mbps.is_none()).map(|(_, p)| p.name.as_str());
+        let silent = silent.collect::<Vec<_>>().join(", ");
         if !silent.is_empty() {
             self.system.finding(
                 SOURCE,
                 format!(
-                    "{} states no speed (virtual NICs do not know theirs); 10 Gb/s is assumed until measured",
-                    silent.join(", ")
+                    "no speed is stated for {silent} (virtual NICs do not know theirs); 10 Gb/s is assumed until \
+                     measured"
                 ),
             );
         }

@@ -126,7 +126,7 @@ impl HcaFilter {
             let more = all().count() - there.len();
             let more = if more > 0 { format!(", and {more} more") } else { String::new() };
             return Err(Error::Invalid(format!(
-                "ND_IB_HCA={self} matches no RDMA port; there are: {}{more}",
+                "ND_IB_HCA `{self}` matches no RDMA port; there are: {}{more}",
                 there.join(", ")
             )));
         }
@@ -214,7 +214,7 @@ mod tests {
         for text in ["=mlx5", "mlx5_0:3", "irdma", "^mlx5,bnxt"] {
             let error = through(text);
             let there = "there are: mlx5_0:1, mlx5_0:2, mlx5_1:1, mlx5_10:1, bnxt_re0:1";
-            assert!(error.contains(there) && error.contains(&format!("ND_IB_HCA={text} ")), "{error}");
+            assert!(error.contains(there) && error.contains(&format!("`{text}`")), "{error}");
         }
         assert!(HcaFilter::parse("mlx5").unwrap().choose(&[]).unwrap().is_empty());
         let filter = HcaFilter::parse("mlx5_0:1,mlx5_0:3,irdma").unwrap();

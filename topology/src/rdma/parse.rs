@@ -1,6 +1,8 @@
 //! What sysfs says of RDMA devices, from the text of its files. Whatever is missing or malformed is not known; nothing
 //! is made up for it.
 
+use std::collections::BTreeMap;
+
 use super::{Framing, Gid, LinkLayer, NodeType, PortState, RdmaDevice, RdmaPort, gid};
 
 /// A folder of small text files, such as sysfs; tests and fuzzers make one of memory.
@@ -9,6 +11,20 @@ pub trait Folder {
     fn text(&self, path: &str) -> Option<String>;
     /// The names in a folder.
     fn names(&self, path: &str) -> Vec<String>;
+}
+
+/// Files by their paths.
+impl Folder for BTreeMap<String, String> {
+    fn text(&self, path: &str) -> Option<String> {
+        self.get(path).map(|t| t.trim().to_owned())
+    }
+
+    fn names(&self, path: &str) -> Vec<String> {
+        let below = |p: &String| Some(p.strip_prefix(path)?.strip_prefix('/')?.split('/').next()?.to_owned());
+        let mut names: Vec<String> = self.keys().filter_map(below).collect();
+        names.dedup();
+        names
+    }
 }
 
 /// Ports are numbered in one byte.
@@ -187,36 +203,16 @@ pub(crate) fn guid(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use proptest::prelude::*;
 
     use super::*;
 
-    /// Files by path.
-    #[derive(Default)]
-    struct Files(BTreeMap<String, String>);
-
-    impl Folder for Files {
-        fn text(&self, path: &str) -> Option<String> {
-            self.0.get(path).map(|t| t.trim().to_owned())
-        }
-
-        fn names(&self, path: &str) -> Vec<String> {
-            let below =
-                |p: &String| Some(p.strip_prefix(path)?.strip_prefix('/')?.split('/').next()?.to_owned());
-            let mut names: Vec<String> = self.0.keys().filter_map(below).collect();
-            names.dedup();
-            names
-        }
-    }
-
-    fn files(list: &[(&str, &str)]) -> Files {
-        Files(list.iter().map(|(p, t)| ((*p).to_owned(), format!("{t}\n"))).collect())
+    fn files(list: &[(&str, &str)]) -> BTreeMap<String, String> {
+        list.iter().map(|(p, t)| ((*p).to_owned(), format!("{t}\n"))).collect()
     }
 
     /// A RoCE card as mlx5 shows it, with a VLAN, and empty entries whose attributes cannot be read.
-    fn card() -> Files {
+    fn card() -> BTreeMap<String, String> {
         let mut all = files(&[
             ("class/infiniband/mlx5_0/node_type", "1: CA"),
             ("class/infiniband/mlx5_0/node_guid", "248a:0703:001e:39fe"),
@@ -249,7 +245,7 @@ mod tests {
             ("gid_attrs/ndevs/3", "eth2"),
             ("gid_attrs/ndevs/4", "eth2.9"),
         ];
-        all.0.extend(port.map(|(p, t)| (format!("class/infiniband/mlx5_0/ports/1/{p}"), format!("{t}\n"))));
+        all.extend(port.map(|(p, t)| (format!("class/infiniband/mlx5_0/ports/1/{p}"), format!("{t}\n"))));
         all
     }
 
@@ -298,7 +294,7 @@ mod tests {
             ("gids/0", "not an address"),
             ("gids/x", "fe80::1"),
         ];
-        wrong.0.extend(files.map(|(p, t)| (format!("{port}/{p}"), t.to_owned())));
+        wrong.extend(files.map(|(p, t)| (format!("{port}/{p}"), t.to_owned())));
         let mut expected = expected;
         expected.ports[0].gid_count = Some(1);
         assert_eq!(devices(&wrong), [expected]);
@@ -326,7 +322,7 @@ mod tests {
         let all: Vec<(String, String)> =
             names.iter().map(|n| (format!("class/infiniband/{n}/node_type"), "1: CA".to_owned())).collect();
         let read: Vec<String> =
-            devices(&Files(all.into_iter().collect())).into_iter().map(|d| d.name).collect();
+            devices(&all.into_iter().collect::<BTreeMap<_, _>>()).into_iter().map(|d| d.name).collect();
         assert_eq!(read, ["bnxt_re0", "mlx5_1", "mlx5_9", "mlx5_10", "rxe"]);
     }
 
@@ -336,10 +332,10 @@ mod tests {
             texts in prop::collection::vec("(.{0,30}|[0-9a-f:x. ]{0,40}|[0-9]{1,3}: [A-Za-z]{0,8})", 21),
             number in "[0-9a-z/.]{0,12}",
         ) {
-            let keys: Vec<String> = card().0.into_keys().filter(|k| k.contains("/ports/1/")).collect();
+            let keys: Vec<String> = card().into_keys().filter(|k| k.contains("/ports/1/")).collect();
             let mut all: BTreeMap<String, String> = keys.into_iter().zip(texts).collect();
             all.insert(format!("class/infiniband/mlx5_0/ports/{number}/state"), "4: ACTIVE".into());
-            for d in devices(&Files(all)) {
+            for d in devices(&all) {
                 for p in &d.ports {
                     let _ = (p.usable_gids(), p.roce_mtu(), gid::gid_table(p));
                     let _ = gid::choose_gid(&d.name, p, Some(3));
