@@ -169,7 +169,7 @@ fn compare(out: &str, when: &str, device: &str, active: bool) {
 
     // In the table for people: the same state, MTU and interface, and the place of the NIC that it sits on.
     let table = part(out, &format!("{when} show"));
-    let table = &table[table.find("RDMA devices\n").unwrap()..];
+    let table = &table[table.find("\nRDMA devices\n").unwrap()..];
     let row: Vec<&str> =
         table.lines().find(|l| l.starts_with(&format!("{device} "))).unwrap().split_whitespace().collect();
     let nic = &system["devices"][mine["device"].as_u64().unwrap() as usize];
