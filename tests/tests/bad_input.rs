@@ -232,6 +232,7 @@ fn settings_that_cannot_be_followed_are_refused() {
     let message = text(Communicator::local_with(2, &with("allreduse:ring")));
     assert!(message.contains("no such collective"), "{message}");
     assert!(text(Communicator::local(0)).contains("0 ranks"));
+    assert!(text(Communicator::local(1 << 20)).contains("give 1 to 4096"));
     // An algorithm that cannot perform the collective it was named for.
     let ranks = Communicator::local_with(2, &with("alltoall:ring")).expect("both names exist");
     each(&ranks, |comm| {

@@ -170,7 +170,7 @@ fn half_without_the_lowest_does_not_go_on() {
         let mut job = Job::start("goes_on_or_is_left_out", 2, links, &TIMES);
         job.wait(&[0, 1], "all is well");
         job.signal(0, Signal::STOP);
-        job.wait(&[1], "out: rank 1: shrink: of 2 ranks only 1 take part");
+        job.wait(&[1], "out: rank 1: shrink: 1 of 2 ranks take part (1)");
         job.wait(&[1], &format!("pid {}), which may go on", job.ranks[0].id()));
         job.end(&[1]);
         // The lower one finds that the other is no more, and is alone.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nd_comm::choose::{Asked, Chooser};
 use nd_comm::communicator::Communicator;
 use nd_comm::number::{DataType, Element, F8E4M3, F8E5M2, ReduceOp};
+use nd_comm::prelude::{Config, UniqueId};
 use nd_comm::{Error, Result};
 use nd_tests::calls::COLLECTIVES;
 use nd_tests::worlds::{Kind, each, world_with};
@@ -254,6 +255,25 @@ fn two_calls_in_another_order() {
             shown: [second.shown.into(), first.shown.into()],
         };
         disagree(kind, *n, 0, &case);
+    });
+}
+
+/// What a split or a grow gathers is no call of the program, although it may look like one.
+#[test]
+fn a_split_or_grow_against_the_same_gathering() {
+    fn gathers(comm: &Communicator, len: usize) -> Result<()> {
+        comm.all_gather(&vec![1u64; len], &mut vec![0; len * comm.world_size()])
+    }
+    let id = UniqueId::create(&Config::default()).expect("an id");
+    let splits = |comm: &Communicator| comm.split(0, 0).map(drop);
+    let grows = |comm: &Communicator| comm.grow(&id, comm.world_size() + 1).map(drop);
+    let shown = |len: usize| format!("all_gather({len} × uint64)");
+    at_once(&kinds(), |(kind, n)| {
+        let (three, two) = (|comm: &Communicator| gathers(comm, 3), |comm: &Communicator| gathers(comm, 2));
+        let case = Case { odd: &splits, others: &three, shown: [format!("split's {}", shown(3)), shown(3)] };
+        disagree(kind, *n, 0, &case);
+        let case = Case { odd: &grows, others: &two, shown: [format!("grow's {}", shown(2)), shown(2)] };
+        disagree(kind, *n, 3, &case);
     });
 }
 

@@ -391,8 +391,16 @@ impl Group {
     }
 }
 
-impl Drop for Group {
-    fn drop(&mut self) {
+impl Group {
+    /// Ends what is left of the ranks and waits until all that they said is passed on.
+    ///
+    /// # Errors
+    /// When some of it could not be written.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.close()
+    }
+
+    fn close(&mut self) -> io::Result<()> {
         // Also what ranks left behind when they ended: while a group has members, its number is not given again.
         for group in &self.groups {
             let _ = kill_process_group(*group, Signal::KILL);
@@ -400,9 +408,13 @@ impl Drop for Group {
         for running in &mut self.running {
             let _ = running.child.wait();
         }
-        if let Some(lines) = self.lines.take() {
-            lines.finish(Duration::from_secs(2));
-        }
+        self.lines.take().map_or(Ok(()), |lines| lines.finish(Duration::from_secs(2)))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = self.close();
     }
 }
 

@@ -303,8 +303,17 @@ fn what_goes_wrong_on_purpose_is_told_by_those_who_go_on() {
         let all = format!("# {went_on} of {went_on} ranks that went on named rank");
         assert!(said.contains(&all) && said.contains("a call may wait 1.5 s"), "{fault}: {said}");
     }
+    // Whether the others were waiting for the one that is gone or for the one that is stopped.
+    let out =
+        with("allreduce --ranks 4 --transport shm -e 64K --fault kill:1@50ms,stop:2@50ms", &environment);
+    let said = stdout(&out);
+    for told in said.lines().filter(|l| l.starts_with("# rank ") && l.contains(" s: ")) {
+        assert!(told.contains("rank 1") && (told.contains("is gone") || told.contains("lost")), "{said}");
+    }
+    assert!(said.contains("# 2 of 2 ranks that went on named ranks 1 or 2"), "{said}");
     let out = with("allreduce --ranks 2 --threads -e 4K --fault abort:1@20ms", &environment);
     assert_eq!(stdout(&out).lines().filter(|l| l.contains("aborted this communicator")).count(), 2);
+    assert!(stdout(&out).contains("# 2 of 2 ranks that went on named rank 1"), "{}", stdout(&out));
     for (line, parts) in [
         ("allreduce --fault kil:2@3s", &["did you mean kill?", "such as kill:2@3s"][..]),
         ("allreduce --ranks 2 --fault stop:2", &["stop:2: no such rank; ranks are 0 to 1"]),

@@ -48,6 +48,18 @@ fn ranks_get_their_environment() {
 }
 
 #[test]
+fn output_that_is_lost_is_a_failure() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = script(&["-n", "2"], "echo result").stdout(full).output().unwrap();
+    assert_eq!(code(&output), 1);
+    assert!(text(&output.stderr).contains("No space left on device"), "{}", text(&output.stderr));
+    // Who reads no further has seen enough.
+    let mut reader = script(&["-n", "1"], "sleep 0.5; echo result").stdout(Stdio::piped()).spawn().unwrap();
+    drop(reader.stdout.take());
+    assert_eq!(reader.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn the_first_to_fail_ends_all_and_is_named() {
     let began = Instant::now();
     let output = script(&["-n", "4"], "test $RANK = 2 && exit 7; sleep 100").output().unwrap();

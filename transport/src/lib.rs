@@ -59,4 +59,4 @@ pub use region::{Region, Window};
 pub use stop::{OnStop, Stop};
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::exec::engine::Call;
+use crate::exec::stamp::Within;
 use crate::number::{DataType, Element, ReduceOp};
 use crate::schedule::{Alias, Collective, Counts};
 
@@ -132,6 +133,7 @@ impl Arguments {
         let data_type = T::DATA_TYPE;
         Ok(Call {
             collective,
+            within: Within::Program,
             counts,
             root,
             alias,
@@ -345,6 +347,7 @@ impl Arguments {
         let ptr = buffer.ptr.cast::<u8>();
         Ok(Call {
             collective: Collective::SendRecv,
+            within: Within::Program,
             counts: Counts::Equal(buffer.len as u64),
             root: peer as u32,
             alias: Alias::None,
@@ -358,6 +361,7 @@ impl Arguments {
     pub fn barrier(&self) -> Call {
         Call {
             collective: Collective::Barrier,
+            within: Within::Program,
             counts: Counts::Equal(0),
             root: 0,
             alias: Alias::None,

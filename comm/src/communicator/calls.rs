@@ -8,6 +8,7 @@
 
 use super::Communicator;
 use crate::error::Result;
+use crate::exec::stamp::Within;
 use crate::number::{Element, ReduceOp};
 
 impl Communicator {
@@ -70,6 +71,24 @@ impl Communicator {
     /// As [`Communicator::all_gather`], with parts of `counts[r]` elements, the same `counts` on every rank.
     pub fn all_gather_v<T: Element>(&self, send: &[T], recv: &mut [T], counts: &[usize]) -> Result<()> {
         let call = self.arguments().all_gather_v(send.into(), recv.into(), counts)?;
+        // SAFETY: the buffers are borrowed until this returns, and were checked.
+        unsafe { self.perform(&[call]) }
+    }
+
+    /// As [`Communicator::all_gather`], or all_gather_v where there are `counts`; part of something else.
+    pub(super) fn gather_within<T: Element>(
+        &self,
+        within: Within,
+        send: &[T],
+        recv: &mut [T],
+        counts: Option<&[usize]>,
+    ) -> Result<()> {
+        let arguments = self.arguments();
+        let mut call = match counts {
+            None => arguments.all_gather(send.into(), recv.into())?,
+            Some(counts) => arguments.all_gather_v(send.into(), recv.into(), counts)?,
+        };
+        call.within = within;
         // SAFETY: the buffers are borrowed until this returns, and were checked.
         unsafe { self.perform(&[call]) }
     }

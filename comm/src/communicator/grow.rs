@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 
 use super::Communicator;
 use crate::error::{Error, Result};
+use crate::exec::stamp::Within;
 use crate::rendezvous::{Meeting, UniqueId};
 
 impl Communicator {
@@ -48,7 +49,7 @@ impl Communicator {
         let hash = Sha256::digest(id.to_bytes());
         let short = u64::from_le_bytes(std::array::from_fn(|i| hash[i]));
         let mut all = vec![0u64; 2 * self.world_size()];
-        self.all_gather(&[short, world_size as u64], &mut all)?;
+        self.gather_within(Within::Grow, &[short, world_size as u64], &mut all, None)?;
         for (peer, other) in all.chunks_exact(2).enumerate() {
             if other[1] != all[1] {
                 return Err(failed(

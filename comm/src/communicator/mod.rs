@@ -41,6 +41,7 @@ use crate::cost::Calibration;
 use crate::cost::hosts::Machines;
 use crate::error::{Error, Result};
 use crate::exec::engine::{Call, Engine};
+use crate::exec::stamp::Within;
 use crate::number::{DataType, Element, ReduceOp};
 use crate::recorder::Recorder;
 use crate::schedule::{Alias, Collective, Counts, Layout};
@@ -224,6 +225,7 @@ impl Communicator {
     ) -> Result<Explanation> {
         let call = Call {
             collective,
+            within: Within::Program,
             counts: Counts::Equal(count),
             root: 0,
             alias: Alias::None,

@@ -21,6 +21,9 @@ use crate::rendezvous::{Joined, Meeting, UniqueId, join_with};
 use crate::schedule::{self, Collective, Layout};
 
 impl Communicator {
+    /// The most ranks that one process can have as threads of its own: what each pair of them takes grows with their square.
+    pub const LOCAL_RANKS: usize = 4096;
+
     /// The world that a launcher started this process in: `nd-run`, torchrun, mpirun, srun, an indexed Kubernetes
     /// Job. Settings come from the environment.
     ///
@@ -46,18 +49,19 @@ impl Communicator {
         Communicator::open(Meeting::from(id), rank, world_size, config, None)
     }
 
-    /// `n` ranks as threads of this process: one communicator for each, in the order of their ranks.
+    /// `n` ranks as threads of this process, at most [`Communicator::LOCAL_RANKS`]: one communicator for each, in the order of their
+    /// ranks.
     pub fn local(n: usize) -> Result<Vec<Communicator>> {
         Communicator::local_with(n, &Config::default())
     }
 
     /// As [`Communicator::local`], with settings.
     pub fn local_with(n: usize, config: &Config) -> Result<Vec<Communicator>> {
-        if n == 0 {
+        if !(1..=Communicator::LOCAL_RANKS).contains(&n) {
             return Err(Error::Rendezvous {
                 who: "Communicator::local".into(),
-                problem: "a world of 0 ranks".into(),
-                remedy: "give at least 1".into(),
+                problem: format!("a world of {n} ranks"),
+                remedy: format!("give 1 to {}", Communicator::LOCAL_RANKS),
             });
         }
         let chooser = chooser(config)?;

@@ -288,8 +288,9 @@ impl Communicator {
         let named = |ranks: &[usize]| if ranks.is_empty() { "none".into() } else { ranges(ranks) };
         self.membership(
             format!(
-                "of {size} ranks only {} take part; dead for certain: {}; nothing is known of {}, which may go on \
+                "{} of {size} ranks take part ({}); dead for certain: {}; nothing is known of {}, which may go on \
                  without them",
+                present.len(),
                 named(present),
                 named(dead),
                 self.everyone(&silent)

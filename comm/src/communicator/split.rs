@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::Communicator;
 use crate::error::{Error, Result};
 use crate::exec::layout;
+use crate::exec::stamp::Within;
 
 /// Bytes that a rank's card may have.
 const CARD_MAX: u64 = 64 << 10;
@@ -31,7 +32,8 @@ impl Communicator {
     /// As [`Communicator::split`]; ranks without a color join no group.
     pub fn split_optional(&self, color: Option<u64>, key: i64) -> Result<Option<Communicator>> {
         let mut all = vec![0u64; 3 * self.world_size()];
-        self.all_gather(&[u64::from(color.is_some()), color.unwrap_or(0), key as u64], &mut all)?;
+        let mine = [u64::from(color.is_some()), color.unwrap_or(0), key as u64];
+        self.gather_within(Within::Split, &mine, &mut all, None)?;
         let mut members: Vec<(i64, usize)> = all
             .chunks_exact(3)
             .enumerate()
@@ -91,10 +93,10 @@ impl Communicator {
     }
 
     /// Every rank's value, by rank.
-    pub(super) fn exchange<V: Serialize + for<'d> Deserialize<'d>>(&self, mine: &V) -> Result<Vec<V>> {
+    fn exchange<V: Serialize + for<'d> Deserialize<'d>>(&self, mine: &V) -> Result<Vec<V>> {
         let bytes = serde_json::to_vec(mine).expect("cards are plain data");
         let mut lens = vec![0u64; self.world_size()];
-        self.all_gather(&[bytes.len() as u64], &mut lens)?;
+        self.gather_within(Within::Split, &[bytes.len() as u64], &mut lens, None)?;
         if let Some(peer) = lens.iter().position(|&len| len > CARD_MAX) {
             let what = format!("its card has {} bytes, {CARD_MAX} are possible", lens[peer]);
             let source = nd_transport::Error::Protocol { rank: peer, what };
@@ -102,7 +104,7 @@ impl Communicator {
         }
         let counts: Vec<usize> = lens.iter().map(|&l| l as usize).collect();
         let mut all = vec![0u8; counts.iter().sum()];
-        self.all_gather_v(&bytes, &mut all, &counts)?;
+        self.gather_within(Within::Split, &bytes, &mut all, Some(&counts))?;
         let mut rest = &all[..];
         counts
             .iter()

@@ -43,7 +43,7 @@ impl Called {
 
     /// Whether only two ranks are concerned.
     pub fn is_single(&self) -> bool {
-        self.stamp.collective == Collective::SendRecv as u8
+        self.stamp.kind() == Ok(Collective::SendRecv)
     }
 }
 

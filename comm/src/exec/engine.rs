@@ -18,7 +18,7 @@ use super::peers::{failure, reach, reports, settle, told};
 use super::plans::Plans;
 use super::roll_call;
 use super::run::{Failure, Runner, Segment};
-use super::stamp::{Stamp, wire_number};
+use super::stamp::{Stamp, Within, wire_number};
 use super::standstill::Whereabouts;
 use super::waiting::{Now, Waiting, left_overs};
 use crate::choose::{Chooser, Tuner};
@@ -36,8 +36,10 @@ const KEPT_SCRATCH: u64 = 64 << 20;
 /// One call, its arguments checked.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// Which collective, and how much.
+    /// Which collective.
     pub collective: Collective,
+    /// What it is part of.
+    pub within: Within,
     /// How much.
     pub counts: Counts,
     /// The root; the peer of a send or receive.
@@ -318,7 +320,7 @@ impl Engine {
         };
         Stamp {
             sequence,
-            collective: call.collective as u8 | variable,
+            collective: call.collective as u8 | call.within as u8 | variable,
             data_type: if call.collective == Collective::Barrier { 0 } else { call.data_type as u8 },
             op: call.op.map_or(0, ReduceOp::code),
             algorithm,

@@ -69,6 +69,9 @@ pub enum Stance {
     WentOn,
 }
 
+/// Of one that has said so.
+const LEFT: &str = "it has dropped its communicator";
+
 /// See [`Stance`]; of what has arrived. Whoever goes on without this rank says so before it ends.
 pub(super) fn stance(endpoint: &Endpoint, channels: &Channels, peer: usize) -> Stance {
     let Some([first, ..]) = channels[peer].as_ref() else { return Stance::Silent };
@@ -76,12 +79,16 @@ pub(super) fn stance(endpoint: &Endpoint, channels: &Channels, peer: usize) -> S
     let ended = endpoint.ended(peer);
     match first.own().word(FAILURE).load(Ordering::Acquire) {
         WENT_ON => Stance::WentOn,
-        layout::DROPPED => Stance::Ended("it has dropped its communicator".into()),
-        _ if reported(channels, peer) == Some(Report::Left) => {
-            Stance::Ended("it has dropped its communicator".into())
-        }
+        layout::DROPPED => Stance::Ended(LEFT.into()),
+        _ if reported(channels, peer) == Some(Report::Left) => Stance::Ended(LEFT.into()),
         _ => ended.map_or(Stance::Silent, Stance::Ended),
     }
+}
+
+/// Whether a peer is no more and has not said so, as one does that leaves.
+pub(super) fn is_gone(endpoint: &Endpoint, channels: &Channels, peer: usize) -> bool {
+    let left = stance(endpoint, channels, peer) == Stance::Ended(LEFT.into());
+    !left && endpoint.ended(peer).is_some()
 }
 
 /// Ranks as people look for them.

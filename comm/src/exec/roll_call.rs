@@ -2,8 +2,9 @@
 //!
 //! The rank whose time is up first tells all others where it is; whoever is in a call sees that at its next look at the
 //! world, ends the call and answers all others in the same way. The lowest rank that has answered makes a [`Standstill`] of
-//! all answers and reports it; the others wait for that. Who enters a call later finds the report at once. Ranks that do
-//! not answer within [`ANSWERING`] are busy elsewhere, stopped or cut off; of those, the others say what they have seen.
+//! all answers and reports it; the others wait for that. Who enters a call later finds the report at once. When for
+//! [`ANSWERING`] no further answer has come, the ranks that are left are busy elsewhere, stopped or cut off; of those, the
+//! others say what they have seen.
 #![allow(unsafe_code)] // reads answers in the inbox, and what peers show
 
 use std::collections::BTreeMap;
@@ -17,14 +18,16 @@ use super::channel::Channel;
 use super::history::History;
 use super::layout::{self, TIME_UP, WHEREABOUTS};
 use super::memory::{LaneMemory, copy};
-use super::peers::{reports, tell};
+use super::peers::{is_gone, reports, tell};
 use super::run::Channels;
 use super::stamp::is_later;
 use super::standstill::{AWAITED, Seen, Standstill, Whereabouts};
 use crate::error::Error;
 
-/// How long answers are waited for: every rank in a call looks at the world every 100 ms.
+/// How long the next answer is waited for: every rank in a call looks at the world every 100 ms, once it has a core.
 const ANSWERING: Duration = Duration::from_millis(500);
+/// How long all of them are waited for, however slowly they come.
+const AT_MOST: Duration = Duration::from_secs(3);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_micros(200);
 
@@ -68,6 +71,7 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
     let me = endpoint.rank();
     let own = !mine.after.is_zero();
     let began = Instant::now();
+    let mut heard = began;
     let mut said = BTreeMap::from([(me, mine)]);
     loop {
         let _ = endpoint.progress();
@@ -80,14 +84,18 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
         }
         for peer in 0..channels.len() {
             if !said.contains_key(&peer) {
-                said.extend(answered(channels, peer).map(|theirs| (peer, theirs)));
+                let Some(theirs) = answered(channels, peer) else { continue };
+                said.insert(peer, theirs);
+                heard = Instant::now();
             }
         }
         let lowest = said.keys().next() == Some(&me);
-        let waited = began.elapsed();
+        let over = |patience| heard.elapsed() >= patience || began.elapsed() >= AT_MOST + patience;
         // Should the lowest not manage to, others do.
-        if (lowest && (said.len() == channels.len() || waited >= ANSWERING)) || waited >= 2 * ANSWERING {
-            let standstill = Standstill::of(channels.len(), &said).named(|rank| endpoint.who(rank));
+        if (lowest && (said.len() == channels.len() || over(ANSWERING))) || over(2 * ANSWERING) {
+            let silent = (0..channels.len()).filter(|peer| !said.contains_key(peer));
+            let gone: Vec<usize> = silent.filter(|peer| is_gone(endpoint, channels, *peer)).collect();
+            let standstill = Standstill::of(channels.len(), &said, &gone).named(|rank| endpoint.who(rank));
             let others = said.iter().find(|(rank, w)| **rank != me && !w.after.is_zero());
             let told_by = others.map(|(rank, _)| *rank).filter(|_| !own);
             return Error::Timeout { rank: me, standstill: Box::new(standstill), told_by };

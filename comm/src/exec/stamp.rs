@@ -5,13 +5,40 @@ use std::fmt;
 use crate::number::{DataType, ReduceOp};
 use crate::schedule::{Collective, algorithms};
 
+/// What a call belongs to, as in [`Stamp::collective`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum Within {
+    /// The program made it.
+    #[default]
+    Program = 0,
+    /// By a split the ranks tell each other of their new groups.
+    Split = 0x20,
+    /// By a grow they agree on what it is to become.
+    Grow = 0x40,
+}
+
+impl Within {
+    const BITS: u8 = 0x60;
+
+    /// As in "split's all_gather"; with the space.
+    fn prefix(code: u8) -> &'static str {
+        match code & Within::BITS {
+            0 => "",
+            code if code == Within::Split as u8 => "split's ",
+            code if code == Within::Grow as u8 => "grow's ",
+            _ => "unknown ",
+        }
+    }
+}
+
 /// Identifies a call. Every message carries its call's stamp; a receiver that is in another call finds out at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stamp {
     /// The number of the collective call on its communicator, from 1; 0 for sends and receives, which only the two
     /// ranks concerned count.
     pub sequence: u32,
-    /// [`Collective`] as a number; with [`Stamp::VARIABLE`] for a v-variant.
+    /// [`Collective`] as a number; with [`Stamp::VARIABLE`] for a v-variant and with what it belongs to ([`Within`]).
     pub collective: u8,
     /// [`DataType`] as a number; 0 for a barrier.
     pub data_type: u8,
@@ -53,6 +80,26 @@ impl Stamp {
 }
 
 impl Stamp {
+    /// Which collective; a number that none has is given back.
+    pub fn kind(&self) -> Result<Collective, u8> {
+        Collective::try_from(self.collective & !(Stamp::VARIABLE | Within::BITS))
+    }
+
+    /// Whether it is a v-variant.
+    pub fn is_variable(&self) -> bool {
+        self.collective & Stamp::VARIABLE != 0
+    }
+
+    /// The call's name: `all_gather_v`, `split's all_gather`.
+    pub fn name(&self) -> String {
+        let variable = if self.is_variable() { "_v" } else { "" };
+        let within = Within::prefix(self.collective);
+        match self.kind() {
+            Ok(collective) => format!("{within}{}{variable}", collective.function()),
+            Err(code) => format!("{within}unknown collective {code}"),
+        }
+    }
+
     /// As text; with the algorithm where that is all that differs from `other`.
     pub fn beside(&self, other: &Stamp) -> String {
         let algorithm = algorithms().get(usize::from(self.algorithm).wrapping_sub(1));
@@ -91,12 +138,8 @@ pub fn comes_before(this: u32, other: u32) -> bool {
 /// As in "rank 3 called `all_gather(1024 × f32) as call 17`".
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let variable = self.collective & Stamp::VARIABLE != 0;
-        let collective = Collective::try_from(self.collective & !Stamp::VARIABLE);
-        match collective {
-            Ok(c) => write!(f, "{}{}(", c.function(), if variable { "_v" } else { "" })?,
-            Err(code) => write!(f, "unknown collective {code}(")?,
-        }
+        let (variable, collective) = (self.is_variable(), self.kind());
+        write!(f, "{}(", self.name())?;
         if collective != Ok(Collective::Barrier) {
             write!(f, "{} × ", self.count)?;
             match DataType::try_from(self.data_type) {
@@ -156,6 +199,10 @@ mod tests {
         assert_eq!(stamp.beside(&shorter), stamp.to_string());
         let gather = Stamp { sequence: 0, collective: Collective::Gather as u8, op: 0, root: 3, ..stamp };
         assert_eq!(gather.to_string(), "gather(1024 × float, root 3)");
-        assert_eq!(Stamp { collective: 99, ..gather }.to_string(), "unknown collective 99(1024 × float)");
+        assert_eq!(Stamp { collective: 31, ..gather }.to_string(), "unknown collective 31(1024 × float)");
+        let of = |within: u8| Stamp { collective: Collective::AllGather as u8 | within, op: 0, ..stamp };
+        assert_eq!(of(Within::Split as u8).to_string(), "split's all_gather(1024 × float) as call 17");
+        assert_eq!(of(Within::Grow as u8 | Stamp::VARIABLE).name(), "grow's all_gather_v");
+        assert_eq!(of(Within::BITS).kind(), Ok(Collective::AllGather));
     }
 }

@@ -90,6 +90,8 @@ pub enum Is {
     Absent,
     /// It has entered the call, and does not answer since.
     Silent,
+    /// Its process or its connection has ended without a word, whether or not it has entered the call.
+    Gone,
     /// It is in this other call.
     In(Called),
 }
@@ -150,6 +152,7 @@ impl Standstill {
                 Is::Absent => (0, None),
                 Is::Silent => (1, None),
                 Is::In(call) => (2, Some(call)),
+                Is::Gone => (3, None),
             };
             to.word(kind | u64::from(missing.finished) << 8);
             to.called(call);
@@ -177,6 +180,7 @@ impl Standstill {
                     let is = match (kind as u8, call) {
                         (1, _) => Is::Silent,
                         (2, Some(call)) => Is::In(call),
+                        (3, _) => Is::Gone,
                         _ => Is::Absent,
                     };
                     let rank = usize::try_from(rank.checked_sub(1)?).ok()?;
@@ -188,8 +192,9 @@ impl Standstill {
         }
     }
 
-    /// What follows from what these ranks say, of `world_size`; at least one, in the order of their numbers.
-    pub(crate) fn of(world_size: usize, said: &BTreeMap<usize, Whereabouts>) -> Standstill {
+    /// What follows from what these ranks say, of `world_size`; at least one, in the order of their numbers. Of those that
+    /// say nothing, `gone` are known to be no more.
+    pub(crate) fn of(world_size: usize, said: &BTreeMap<usize, Whereabouts>, gone: &[usize]) -> Standstill {
         let collective = |w: &Whereabouts| (!w.call.is_single()).then_some(w.call.stamp.sequence);
         let first = said.iter().filter_map(|(rank, w)| Some((collective(w)?, *rank))).min();
         let rank = first.map_or_else(|| said.keys().next().copied().unwrap_or_default(), |(_, rank)| rank);
@@ -216,6 +221,7 @@ impl Standstill {
         let is = |r: usize| match said.get(&r) {
             Some(w) if first.is_some() => (!has_entered(r)).then_some(Is::In(w.call)),
             Some(w) => (r != rank && awaited(r)).then_some(Is::In(w.call)),
+            None if gone.contains(&r) => Some(Is::Gone),
             None if !has_entered(r) => (needs_all(&call) || awaited(r)).then_some(Is::Absent),
             // Who has done its part may be busy with something else.
             None => awaited(r).then_some(Is::Silent),
@@ -257,8 +263,7 @@ impl Standstill {
 
 /// Whether nobody can finish the call before all have sent something: whoever was not heard has not entered it.
 fn needs_all(call: &Called) -> bool {
-    let collective = Collective::try_from(call.stamp.collective);
-    collective.is_ok_and(|c| c != Collective::SendRecv && !c.has_root())
+    call.stamp.kind().is_ok_and(|c| c != Collective::SendRecv && !c.has_root())
 }
 
 /// The last call of a rank, and whether it is the last that it has finished.
@@ -290,6 +295,7 @@ impl fmt::Display for Standstill {
             match missing.is {
                 Is::Absent => write!(f, "; {name} has not")?,
                 Is::Silent => write!(f, "; {name} has entered it and does not answer since")?,
+                Is::Gone => write!(f, "; {name} is gone without a word")?,
                 Is::In(call) => write!(f, "; {name} is in {call} instead")?,
             }
             match (missing.last, missing.finished) {

@@ -79,7 +79,7 @@ pub struct Current {
 pub struct Call {
     /// Its number on the communicator, from 1; 0 for sends and receives, which only two ranks count.
     pub call: u32,
-    /// `all_reduce`, with `_v` for v-variants; `send` or `recv`.
+    /// `all_reduce`, with `_v` for v-variants; `send` or `recv`; `split's all_gather` where it is part of something else.
     pub collective: String,
     /// The element type; none for a barrier.
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
@@ -199,16 +199,14 @@ impl Failure {
 impl Call {
     /// What the stamp tells; times and bytes are 0.
     fn of_stamp(stamp: &Stamp) -> Call {
-        let variable = stamp.collective & Stamp::VARIABLE != 0;
-        let collective = Collective::try_from(stamp.collective & !Stamp::VARIABLE);
-        let name = collective.map_or_else(|code| format!("collective {code}"), |c| c.function().to_owned());
+        let (variable, collective) = (stamp.is_variable(), stamp.kind());
         let rooted = collective.is_ok_and(Collective::has_root);
         let typed = collective != Ok(Collective::Barrier);
         let op = ReduceOp::ALL.iter().find(|op| op.code() == stamp.op);
         let algorithm = algorithms().get(usize::from(stamp.algorithm).wrapping_sub(1));
         Call {
             call: stamp.sequence,
-            collective: name + if variable { "_v" } else { "" },
+            collective: stamp.name(),
             data_type: typed.then(|| match DataType::try_from(stamp.data_type) {
                 Ok(data_type) => data_type.name().to_owned(),
                 Err(_) => format!("type {}", stamp.data_type),
@@ -230,14 +228,14 @@ impl Call {
     pub(super) fn of_entry(entry: &Entry, world_size: usize, failed: bool, ns: impl Fn(u64) -> u64) -> Call {
         let stamp = &entry.stamp;
         let mut call = Call::of_stamp(stamp);
-        let collective = Collective::try_from(stamp.collective & !Stamp::VARIABLE);
+        let collective = stamp.kind();
         if collective == Ok(Collective::SendRecv) {
             call.collective = if entry.sends { "send" } else { "recv" }.into();
             call.peer = Some(entry.peer);
         }
-        call.bytes = match stamp.collective & Stamp::VARIABLE {
-            0 => bytes(stamp, collective.ok(), world_size),
-            _ => entry.bytes,
+        call.bytes = match stamp.is_variable() {
+            false => bytes(stamp, collective.ok(), world_size),
+            true => entry.bytes,
         };
         let done = (entry.done > 0).then(|| ns(entry.done));
         call.entered_ns = match (entry.entered, done) {

@@ -75,7 +75,8 @@ impl FromStr for Fault {
         let rank = rank.parse().map_err(|_| wrong(format!("'{rank}' is no rank")))?;
         let after = match after {
             None => AFTER,
-            Some(after) => duration(after).map_err(|bad| wrong(format!("'{after}' is {}", bad.problem)))?,
+            Some(after) => duration(after)
+                .map_err(|bad| wrong(format!("'{after}' is {} ({})", bad.problem, bad.remedy)))?,
         };
         Ok(Fault { what: kind.0, rank, after })
     }
@@ -122,7 +123,7 @@ pub fn last(faults: &[Fault]) -> Duration {
 }
 
 /// "rank 2", "ranks 1 and 2".
-pub fn culprits(faults: &[Fault]) -> String {
+fn culprits(faults: &[Fault]) -> String {
     let mut ranks: Vec<_> = faults.iter().map(|fault| fault.rank).collect();
     ranks.sort_unstable();
     ranks.dedup();
@@ -199,6 +200,12 @@ impl Drop for Strikes {
     }
 }
 
+/// Tells how many of `all` ranks that went on named the right one; whether all did.
+pub fn verdict(right: usize, all: usize, faults: &[Fault], more: &str) -> Result<bool, Error> {
+    print(&format!("# {right} of {all} ranks that went on named {}{more}\n", culprits(faults)))?;
+    Ok(right == all)
+}
+
 /// Whole lines, whoever else prints.
 pub fn print(text: &str) -> Result<(), Error> {
     let mut out = io::stdout().lock();
@@ -229,6 +236,7 @@ mod tests {
             ("stop:x@1s", "'x' is no rank"),
             ("stop:@1s", "'' is no rank"),
             ("stop:1@soon", "'soon' is not a duration"),
+            ("stop:1@0s", "'0s' is out of range (write a duration above 0"),
         ] {
             let error = text.parse::<Fault>().unwrap_err();
             assert!(error.contains(said) && error.ends_with("such as kill:2@3s"), "{error}");

@@ -162,11 +162,7 @@ fn struck(group: &mut Group, ranks: usize, faults: &[Fault], timeout: Duration) 
     group.end(Duration::from_millis(200));
     let (all, silent) = (survivors.len(), survivors.len() - ended);
     let late = if silent > 0 { format!("; {silent} said nothing and were ended") } else { String::new() };
-    fault::print(&format!(
-        "# {right} of {all} ranks that went on named {}{late}\n",
-        fault::culprits(faults)
-    ))?;
-    Ok(right == all)
+    fault::verdict(right, all, faults, &late)
 }
 
 /// Waits until the others have said what they know, ends them, and tells who was first.
@@ -209,6 +205,13 @@ fn threads(options: &Options, n: usize, config: &Config) -> Result<bool, Error> 
             };
         spawned.into_iter().map(join).collect()
     });
+    if !options.faults.is_empty() {
+        let right = results.iter().filter(|result| matches!(result, Ok(0))).count();
+        let told =
+            |result: Result<u64, Error>| if matches!(result, Err(Error::Told(_))) { Ok(0) } else { result };
+        first_cause(results.into_iter().map(told).collect())?;
+        return fault::verdict(right, n, &options.faults, "");
+    }
     first_cause(results).map(|wrong| wrong == 0)
 }
 

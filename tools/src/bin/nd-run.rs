@@ -260,8 +260,13 @@ fn run(arguments: &Arguments, plan: &Plan) -> Result<Summary, Error> {
         let exit_code = match (last.interrupted, failed) {
             (Some(signal), _) => 128 + signal,
             (None, Some(failed)) => failed.code(),
-            (None, None) => 0,
+            (None, None) => i32::from(last.lost.is_some()),
         };
+        if let Some(e) = &last.lost {
+            eprintln!(
+                "error: what the ranks said could not be passed on whole: {e}; free space, or write it elsewhere"
+            );
+        }
         match (last.interrupted, failed) {
             (Some(signal), _) => eprintln!("nd-run: ended by {}", signal_name(signal)),
             (None, Some(failed)) => eprintln!(
@@ -298,11 +303,13 @@ struct Once {
     first: Option<Ended>,
     ended: Vec<Ended>,
     interrupted: Option<i32>,
+    /// Why some of what the ranks said could not be passed on.
+    lost: Option<std::io::Error>,
 }
 
 fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) -> Result<Once, Error> {
     let mut group = Group::spawn(plan, restart)?;
-    let mut once = Once { first: None, ended: Vec::new(), interrupted: None };
+    let mut once = Once { first: None, ended: Vec::new(), interrupted: None, lost: None };
     while group.running() > 0 {
         match group.wait(Some(signals.inbox.as_fd()), None) {
             Event::Ended(ended) => {
@@ -344,6 +351,7 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) ->
         once.interrupted.get_or_insert(*signal);
     }
     once.ended.sort_by_key(|e| e.rank);
+    once.lost = group.finish().err();
     Ok(once)
 }
 

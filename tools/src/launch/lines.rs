@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -23,28 +24,35 @@ pub struct Lines {
     threads: Vec<JoinHandle<()>>,
     done: Sender<()>,
     finished: Receiver<()>,
+    lost: Arc<OnceLock<io::Error>>,
 }
 
 impl Default for Lines {
     fn default() -> Lines {
         let (done, finished) = mpsc::channel();
-        Lines { threads: Vec::new(), done, finished }
+        Lines { threads: Vec::new(), done, finished, lost: Arc::default() }
     }
 }
 
 impl Lines {
     /// Passes on what `from` says, until it ends.
     pub fn pass(&mut self, rank: usize, from: impl Read + Send + 'static, to: To) -> io::Result<()> {
-        let done = self.done.clone();
+        let (done, lost) = (self.done.clone(), self.lost.clone());
         let prefix = prefix(rank, to);
         let name = format!("nd-run-{}-{rank}", if to == To::Out { "out" } else { "err" });
         self.threads.push(thread::Builder::new().name(name).stack_size(128 << 10).spawn(move || {
             copy(from, &prefix, &mut |line| {
-                // Each line is one write under the stream's lock. If nobody reads any more, the ranks go on.
-                let _ = match to {
+                // Each line is one write under the stream's lock. If that fails, the ranks go on.
+                let written = match to {
                     To::Out => write_line(&mut io::stdout().lock(), line),
                     To::Err => io::stderr().lock().write_all(line),
                 };
+                // That nobody reads any more is no loss.
+                if let Err(e) = written
+                    && e.kind() != io::ErrorKind::BrokenPipe
+                {
+                    let _ = lost.set(e);
+                }
             });
             let _ = done.send(());
         })?);
@@ -53,15 +61,18 @@ impl Lines {
 
     /// Waits until all is passed on, but not longer than `patience`: a process that outlived its rank may hold the
     /// stream open.
-    pub fn finish(self, patience: Duration) {
+    ///
+    /// # Errors
+    /// Why a line could not be written: the first time that this happened.
+    pub fn finish(mut self, patience: Duration) -> io::Result<()> {
         let until = Instant::now() + patience;
-        for _ in &self.threads {
-            if self.finished.recv_timeout(until.saturating_duration_since(Instant::now())).is_err() {
-                return;
-            }
+        let patient = || until.saturating_duration_since(Instant::now());
+        if self.threads.iter().all(|_| self.finished.recv_timeout(patient()).is_ok()) {
+            self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
-        for thread in self.threads {
-            let _ = thread.join();
+        match self.lost.get() {
+            None => Ok(()),
+            Some(e) => Err(io::Error::new(e.kind(), e.to_string())),
         }
     }
 }

@@ -44,6 +44,13 @@ pub struct Interface {
     pub speed: Option<i64>,
 }
 
+impl Interface {
+    /// Whether anybody can be reached by it.
+    pub fn is_usable(&self) -> bool {
+        self.up && !self.addresses.is_empty()
+    }
+}
+
 /// An address that a rank may be reached by.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Advertised {
@@ -150,7 +157,7 @@ pub fn advertise(
     let preferred = preferred.filter(|p| !p.is_loopback()).map(canonical);
     let owns = |i: &Interface| preferred.is_some_and(|p| i.addresses.iter().any(|a| a.address == p));
     let mut usable: Vec<&Interface> =
-        interfaces.iter().filter(|i| i.up && !i.addresses.is_empty() && filter.allows(&i.name)).collect();
+        interfaces.iter().filter(|i| i.is_usable() && filter.allows(&i.name)).collect();
     usable.sort_by_key(|i| {
         let named = if filter.chooses() { filter.matched(&i.name) } else { None };
         (named, !owns(i), i.kind, std::cmp::Reverse(i.speed.unwrap_or(0)))

@@ -25,6 +25,11 @@ impl Listening {
     pub fn open(config: &Config) -> Result<(Listening, TcpCard)> {
         raise_descriptor_limit();
         let interfaces = interfaces()?;
+        if !interfaces.iter().any(Interface::is_usable) {
+            let there: Vec<String> = interfaces.iter().map(Interface::to_string).collect();
+            let what = format!("listening: no interface is up and has an address, of {}", there.join(", "));
+            return Err(Error::system(what, io::Error::from_raw_os_error(libc::ENETDOWN)));
+        }
         let filter = Filter::parse(&config.interfaces);
         let addresses =
             advertise(&interfaces, &filter, config.family, config.local_address).map_err(|problem| {

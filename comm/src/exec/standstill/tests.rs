@@ -38,7 +38,7 @@ fn waits(call: Called, awaited: &[usize]) -> Whereabouts {
 }
 
 fn of(world_size: usize, said: &[(usize, Whereabouts)]) -> Standstill {
-    Standstill::of(world_size, &said.iter().cloned().collect())
+    Standstill::of(world_size, &said.iter().cloned().collect(), &[])
 }
 
 #[test]
@@ -74,6 +74,16 @@ fn who_has_come_and_does_not_answer_is_silent() {
     let found = of(3, &[(0, hears), (2, waits(call, &[]))]);
     assert_eq!((&found.entered[..], &found.missing[..]), (&[0, 1, 2][..], &[][..]));
     assert!(found.to_string().ends_with("nobody is missing: it needs longer, or never ends"), "{found}");
+}
+
+#[test]
+fn who_is_gone_is_missing_even_when_nobody_waits_for_it() {
+    let call = collective(3, Collective::AllReduce);
+    let hears = Whereabouts { heard: vec![1], ..waits(call, &[2]) };
+    let found = Standstill::of(4, &BTreeMap::from([(0, hears.clone()), (3, hears)]), &[1]);
+    assert_eq!((&found.entered[..], found.missing[0].is), (&[0, 1, 3][..], Is::Gone));
+    assert!(found.to_string().contains("; rank 1 is gone without a word: "), "{found}");
+    assert!(found.to_string().contains("; rank 2 has not: "), "{found}");
 }
 
 #[test]
@@ -136,12 +146,12 @@ proptest! {
         call in any_called(),
         rank in 0usize..1 << 30,
         more_missing in 0usize..1 << 30,
-        missing in proptest::collection::vec((0usize..1 << 30, 0usize..3, any_called(), any::<bool>()), 0..=MISSING),
+        missing in proptest::collection::vec((0usize..1 << 30, 0usize..4, any_called(), any::<bool>()), 0..=MISSING),
         entered in proptest::collection::btree_set(0usize..LISTED, 0..20),
     ) {
         let missing = missing.into_iter().map(|(rank, is, call, finished)| Missing {
             rank,
-            is: [Is::Absent, Is::Silent, Is::In(call)][is],
+            is: [Is::Absent, Is::Silent, Is::In(call), Is::Gone][is],
             last: finished.then_some(call),
             finished,
         });
@@ -157,7 +167,7 @@ proptest! {
         let told = Standstill::decode(bytes[8..].try_into().unwrap());
         prop_assert!(!told.to_string().is_empty());
         let said = Whereabouts::decode(bytes[..WHEREABOUTS].try_into().unwrap());
-        let found = Standstill::of(4, &BTreeMap::from([(1, said.clone()), (3, said)]));
+        let found = Standstill::of(4, &BTreeMap::from([(1, said.clone()), (3, said)]), &[2]);
         prop_assert!(found.fits(4) && !found.to_string().is_empty());
     }
 }

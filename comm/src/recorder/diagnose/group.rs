@@ -91,7 +91,8 @@ impl<'d> Group<'d> {
     /// The last call of all ranks that someone has finished and nobody can finish without this rank.
     pub fn last_seen(&self, rank: usize) -> Option<&'d Call> {
         let needs_all = |call: &&Call| {
-            let collective = call.collective.trim_end_matches("_v");
+            let name = call.collective.rsplit(' ').next().unwrap_or_default();
+            let collective = name.trim_end_matches("_v");
             let everyone = ["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier"];
             everyone.contains(&collective) && (call.count > 0 || collective == "barrier")
         };
