@@ -79,7 +79,7 @@ fn paths_between_hosts_say_when_verbs_are_used_and_why_not() {
     let text = said(&a, &both);
     let rail = "verbs  mlx5_0:1 – mlx5_0:1 (RoCE v2, IPv4, GID 3 – 3, 100 Gb/s, MTU 4096)";
     assert!(text.contains(rail), "{text}");
-    assert!(text.contains("Whether a has libibverbs is not known"), "{text}");
+    assert!(text.contains("Whether a and both have libibverbs, their files do not say."), "{text}");
     assert!(said(&b, &both).contains("verbs  mlx5_0:1 – mlx5_0:2 (InfiniBand, GID 0 – 0, 200 Gb/s)"));
     assert!(said(&a, &b).contains("tcp  a has Ethernet ports, b has InfiniBand ports"));
     assert!(said(&a, &down).contains("tcp  down has no usable RDMA port: mlx5_0:1 down (Polling)"));
@@ -107,6 +107,9 @@ fn paths_between_hosts_say_when_verbs_are_used_and_why_not() {
 
     let e = bad(&["paths", "--from", &a, "--ranks", "--hca", "=mlx5_7"]);
     assert!(e.contains("ND_IB_HCA `=mlx5_7` matches no RDMA port; there are: mlx5_0:1"), "{e}");
+    let out = nd_topo(&["paths", "--from", &a, "--ranks", "--hca", "=mlx5_0,mlx5_7"]);
+    let warning = "warning: `mlx5_7` in ND_IB_HCA matches no RDMA port of a\n";
+    assert!(out.status.success() && String::from_utf8_lossy(&out.stderr) == warning, "{out:?}");
     let e = bad(&["paths", "--from", &a, "--ranks", "--hca", "=^mlx5_7"]);
     assert!(e.contains("mean nothing together"), "{e}");
     let e = bad(&["paths", "--from", &a, "--ranks", "--gid-index", "255"]);

@@ -94,7 +94,9 @@ struct RailRow {
 /// # Errors
 /// Wishes that cannot be met.
 pub(super) fn rows(here: &Host<'_>, there: &Host<'_>, settings: &Settings) -> Result<Vec<Row>> {
-    let (ours, theirs) = (offers(here, settings)?, offers(there, settings)?);
+    let ours = offers(here, settings)?;
+    let theirs =
+        if std::ptr::eq(here.system, there.system) { ours.clone() } else { offers(there, settings)? };
     let count = ours.len().max(theirs.len());
     let pairs = (0..count).map(|i| (&ours[i % ours.len()], &theirs[i % theirs.len()]));
     Ok(pairs.map(|((from, a), (to, b))| row(here, from, a, there, to, b)).collect())
@@ -102,6 +104,16 @@ pub(super) fn rows(here: &Host<'_>, there: &Host<'_>, settings: &Settings) -> Re
 
 /// The places of a host with what a rank there offers.
 fn offers(host: &Host<'_>, settings: &Settings) -> Result<Vec<(String, Offer)>> {
+    // With no device at all nothing is mistyped.
+    if !host.system.rdma.is_empty() {
+        for name in settings.wishes.hca.unmatched(&host.system.rdma) {
+            eprintln!(
+                "warning: `{}` in ND_IB_HCA matches no RDMA port of {}",
+                printable(&name),
+                printable(&host.name)
+            );
+        }
+    }
     let in_host = |e: Error| Error::Invalid(format!("{}: {e}", host.name));
     let offer = |(name, place): (String, Place)| {
         let choice: PortChoice<'_> = choose_ports(host.system, place, &settings.wishes).map_err(in_host)?;
@@ -184,12 +196,17 @@ pub(super) fn text(here: &Host<'_>, there: &Host<'_>, rows: &[Row]) -> String {
     if !alike {
         unused(&there.name, |r| &r.not_used_there);
     }
-    for host in [here, there].into_iter().take(if alike { 1 } else { 2 }) {
-        if host.library == Library::Unknown && rows.iter().any(|r| r.why.is_none()) {
-            out.push_str(&format!(
-                "Whether {} has libibverbs is not known: it is described in a file.\n",
-                printable(&host.name)
-            ));
+    if rows.iter().any(|r| r.why.is_none()) {
+        let unknown = [here, there].into_iter().take(if alike { 1 } else { 2 });
+        let unknown = unknown.filter(|h| h.library == Library::Unknown).map(|h| printable(&h.name));
+        let unknown: Vec<_> = unknown.collect();
+        match &unknown[..] {
+            [] => {}
+            [one] => out.push_str(&format!("Whether {one} has libibverbs, its file does not say.\n")),
+            all => out.push_str(&format!(
+                "Whether {} have libibverbs, their files do not say.\n",
+                all.join(" and ")
+            )),
         }
     }
     out
