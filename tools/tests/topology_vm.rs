@@ -104,8 +104,11 @@ fn part<'o>(out: &'o str, name: &str) -> &'o str {
     body.find("\n=== ").map_or(body, |end| &body[..=end])
 }
 
+/// An address of a port: index, address, kind.
+type Address = (u64, Ipv6Addr, String);
+
 /// What `ibv_devinfo -v` says of a device with one port: keys with their first word, and the addresses.
-fn ibv_devinfo(out: &str, device: &str) -> (BTreeMap<String, String>, Vec<(u64, Ipv6Addr, String)>) {
+fn ibv_devinfo(out: &str, device: &str) -> (BTreeMap<String, String>, Vec<Address>) {
     let mut mine = false;
     let (mut keys, mut gids) = (BTreeMap::new(), Vec::new());
     for line in out.lines().map(str::trim) {
@@ -146,7 +149,7 @@ fn compare(out: &str, when: &str, device: &str, active: bool) {
     let rate: f64 = keys["active_speed"].parse().unwrap();
     assert_eq!(keys["active_width"], "1X");
     assert_eq!(port["rate_mbps"].as_f64(), Some(rate * 1000.0), "{port}");
-    let seen: Vec<(u64, Ipv6Addr, String)> = port["gids"]
+    let seen: Vec<Address> = port["gids"]
         .as_array()
         .unwrap()
         .iter()

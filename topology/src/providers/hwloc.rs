@@ -128,8 +128,8 @@ mod tests {
         use crate::model::{Device, Numa};
         use crate::rdma::RdmaDevice;
         let bus = BusId::parse("0000:81:00.0").unwrap();
-        let mut system = System::default();
-        system.numas = (0..2).map(|id| Numa { id, ..Numa::default() }).collect();
+        let numas = (0..2).map(|id| Numa { id, ..Numa::default() }).collect();
+        let mut system = System { numas, ..System::default() };
         system.devices.push(Device::new(Parent::Numa(0), bus.clone(), 0x020700));
         let hca = |name: &str, numa| RdmaDevice {
             name: name.into(),

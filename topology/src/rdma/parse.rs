@@ -277,7 +277,7 @@ mod tests {
             ports: vec![RdmaPort { number: 1, ..RdmaPort::default() }],
             ..RdmaDevice::default()
         };
-        assert_eq!(devices(&bare), [expected.clone()]);
+        assert_eq!(devices(&bare), std::slice::from_ref(&expected));
         let port = "class/infiniband/x/ports/1";
         let mut wrong = files(&[
             ("class/infiniband/x/node_type", "9: LOOM"),
