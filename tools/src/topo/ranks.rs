@@ -104,6 +104,12 @@ pub(super) fn rows(here: &Host<'_>, there: &Host<'_>, settings: &Settings) -> Re
 
 /// The places of a host with what a rank there offers.
 fn offers(host: &Host<'_>, settings: &Settings) -> Result<Vec<(String, Offer)>> {
+    let in_host = |e: Error| Error::Invalid(format!("{}: {e}", host.name));
+    let offer = |(name, place): (String, Place)| {
+        let choice: PortChoice<'_> = choose_ports(host.system, place, &settings.wishes).map_err(in_host)?;
+        Ok((name, Offer::new(settings.asked.clone(), host.library.clone(), &choice)))
+    };
+    let offers = places(host.system).into_iter().map(offer).collect::<Result<_>>()?;
     // With no device at all nothing is mistyped.
     if !host.system.rdma.is_empty() {
         for name in settings.wishes.hca.unmatched(&host.system.rdma) {
@@ -114,12 +120,7 @@ fn offers(host: &Host<'_>, settings: &Settings) -> Result<Vec<(String, Offer)>> 
             );
         }
     }
-    let in_host = |e: Error| Error::Invalid(format!("{}: {e}", host.name));
-    let offer = |(name, place): (String, Place)| {
-        let choice: PortChoice<'_> = choose_ports(host.system, place, &settings.wishes).map_err(in_host)?;
-        Ok((name, Offer::new(settings.asked.clone(), host.library.clone(), &choice)))
-    };
-    places(host.system).into_iter().map(offer).collect()
+    Ok(offers)
 }
 
 /// The GPUs, or else the NUMA nodes.
