@@ -83,7 +83,22 @@ fn paths_between_hosts_say_when_verbs_are_used_and_why_not() {
     assert!(said(&b, &both).contains("verbs  mlx5_0:1 – mlx5_0:2 (InfiniBand, GID 0 – 0, 200 Gb/s)"));
     assert!(said(&a, &b).contains("tcp  a has Ethernet ports, b has InfiniBand ports"));
     assert!(said(&a, &down).contains("tcp  down has no usable RDMA port: mlx5_0:1 down (Polling)"));
-    assert!(said(&down, "dgx-1").contains("has no RDMA device"), "{}", said(&down, "dgx-1"));
+    let silent = said(&down, "dgx-1");
+    assert!(
+        silent.contains("?   the description of NVIDIA DGX-1") && silent.contains("lists no RDMA"),
+        "{silent}"
+    );
+    // A host that was looked at and has none.
+    let none = folder.path().join("none.json");
+    let finding =
+        r#"{"source": "sysfs", "message": "no RDMA device (no InfiniBand, RoCE or EFA driver is loaded)"}"#;
+    let text = format!(
+        r#"{{"format": "nd-topology", "version": 1, "system": {{"name": "none", "numas": [{{"id": 0}}],
+        "findings": [{finding}]}}}}"#
+    );
+    std::fs::write(&none, text).unwrap();
+    let none = said(&a, none.to_str().unwrap());
+    assert!(none.contains("tcp  none has no RDMA device"), "{none}");
     // Without another host: one like this, and after the table of devices.
     let alike = good(&["paths", "--from", &a]);
     assert!(

@@ -3,8 +3,10 @@
 //! not known here.
 
 use nd_comm::config::{Config, Environment};
+use nd_topology::providers;
 use nd_topology::rdma::{
-    Asked, HcaFilter, Library, Offer, Place, PortChoice, Rail, Verdict, Wishes, between, choose_ports,
+    Asked, HcaFilter, Library, NoVerbs, Offer, Place, PortChoice, Rail, Verdict, Wishes, between,
+    choose_ports,
 };
 use nd_topology::{Error, Result, System};
 use serde::Serialize;
@@ -55,6 +57,13 @@ impl<'s> Host<'s> {
         let name = if system.name.is_empty() { other } else { &system.name };
         Host { system, library, name: name.to_owned() }
     }
+
+    /// It is described in a file or the library, without a word on RDMA devices.
+    fn is_silent(&self) -> bool {
+        self.library == Library::Unknown
+            && self.system.rdma.is_empty()
+            && !providers::rdma::has_none(self.system)
+    }
 }
 
 /// What ranks of a place here and a place there are joined by.
@@ -64,7 +73,7 @@ pub(super) struct Row {
     from: String,
     /// And the one there.
     to: String,
-    /// `verbs` or `tcp`; `error` where verbs are asked for and cannot be had.
+    /// `verbs` or `tcp`; `error` where verbs are asked for and cannot be had; `?` where a file does not say.
     transport: &'static str,
     rails: Vec<RailRow>,
     /// Why not verbs.
@@ -146,6 +155,13 @@ fn row(here: &Host<'_>, from: &str, a: &Offer, there: &Host<'_>, to: &str, b: &O
     };
     match between(a, b, false) {
         Verdict::Verbs(rails) => row.rails = rails.iter().map(|r| rail(a, b, r)).collect(),
+        Verdict::No(NoVerbs::NoDevice(_)) if here.is_silent() || there.is_silent() => {
+            let silent = if here.is_silent() { &here.name } else { &there.name };
+            row.transport = "?";
+            row.why = Some(format!(
+                "the description of {silent} lists no RDMA devices; what `nd-topo show --json` writes there does"
+            ));
+        }
         Verdict::No(why) => {
             row.transport = if asked { "error" } else { "tcp" };
             row.why = Some(why.text(&here.name, &there.name));

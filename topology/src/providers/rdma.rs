@@ -9,6 +9,7 @@ use crate::rdma::parse::{self, Folder};
 use crate::rdma::{RdmaDevice, RdmaPort};
 
 const SOURCE: &str = "sysfs";
+const NONE: &str = "no RDMA device (no InfiniBand, RoCE or EFA driver is loaded)";
 /// Files of sysfs are shorter.
 const MAX_FILE: u64 = 4096;
 /// Entries of a folder that are looked at.
@@ -35,12 +36,17 @@ pub fn read(root: &Path) -> Vec<RdmaDevice> {
     parse::devices(&Tree(root))
 }
 
+/// Whether a system without RDMA devices was looked at for them, unlike one from a format that has no place for them.
+pub fn has_none(system: &System) -> bool {
+    system.rdma.is_empty() && system.findings.iter().any(|f| f.source == SOURCE && f.message == NONE)
+}
+
 /// Adds the RDMA devices to a system whose PCI devices and interfaces are there, each where it sits, and their ports to
 /// the adapters. `device_of` finds the PCI device at or above a link.
 pub(super) fn add(root: &Path, system: &mut System, device_of: impl Fn(&Path) -> Option<usize>) {
     let found = read(root);
     if found.is_empty() {
-        system.finding(SOURCE, "no RDMA device (no InfiniBand, RoCE or EFA driver is loaded)");
+        system.finding(SOURCE, NONE);
     }
     for mut device in found {
         place(root, &mut device, &device_of);
