@@ -13,6 +13,7 @@
 //! | [`route`] | the links of a whole cluster, and which of them a transfer crosses | no |
 //! | [`placement`] | which rank of a mesh sits where | no |
 //! | [`agreement`] | a hash of what was derived, and the first difference between two | no |
+//! | [`rdma`] | RDMA devices: ports and addresses to use, and whether verbs join two ranks | no |
 //! | [`providers`] | looks at this machine: hwloc, sysfs, NVML, measured overrides | yes |
 //!
 //! Units everywhere: GB/s is 1e9 bytes per second in one direction, µs are microseconds.
@@ -40,6 +41,7 @@ pub mod model;
 pub mod path;
 pub mod placement;
 pub mod providers;
+pub mod rdma;
 pub mod route;
 pub mod search;
 mod text;

@@ -3,6 +3,7 @@
 
 use nd_topology::graph::{LinkKind, NodeKind};
 use nd_topology::model::{BusId, Device, Gpu, Nic, Numa, NvLink, Parent, Port};
+use nd_topology::rdma::{Framing, Gid, LinkLayer, PortState, RdmaDevice, RdmaPort};
 use nd_topology::search::{Channel, ChannelGraph, MAX_STEPS, Pattern, Settings, search};
 use nd_topology::{Graph, PathClass, Paths, System, formats, library};
 use proptest::prelude::*;
@@ -69,6 +70,8 @@ fn systems() -> impl Strategy<Value = System> {
                     let name = format!("eth{dev}");
                     let (guid, gdr) = (Some(dev as u64 + 1), Some(true));
                     let port = Port { name, dev: Some(dev), speed_mbps, guid, gdr, ..Port::default() };
+                    let at = s.devices.len();
+                    s.rdma.push(hca(&port.name, at, (dev % 3 > 0).then_some(numa as i32)));
                     d.nics.push(Nic { ports: vec![port], extra: vec![] });
                     dev += 1;
                 }
@@ -102,6 +105,27 @@ fn systems() -> impl Strategy<Value = System> {
             }
             s
         })
+}
+
+/// An RDMA device with two ports, of which one says nothing.
+fn hca(name: &str, at: usize, numa: Option<i32>) -> RdmaDevice {
+    let gid = Gid {
+        index: 3,
+        address: "::ffff:10.0.0.1".parse().unwrap(),
+        framing: Some(Framing::RoceV2),
+        netdev: Some("eth0.7".into()),
+    };
+    let port = RdmaPort {
+        number: 1,
+        state: Some(PortState::Active),
+        link_layer: Some([LinkLayer::InfiniBand, LinkLayer::Ethernet][at % 2]),
+        rate_mbps: Some(100_000),
+        gids: vec![gid],
+        ..RdmaPort::default()
+    };
+    let silent = RdmaPort { number: 2, ..RdmaPort::default() };
+    let device = RdmaDevice { name: format!("{name}_rdma"), device: Some(at), ..RdmaDevice::default() };
+    RdmaDevice { numa, ports: vec![port, silent], ..device }
 }
 
 /// Puts every channel's speed on every link of its way and looks for a link that has too much.

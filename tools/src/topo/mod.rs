@@ -6,6 +6,8 @@ mod env;
 mod load_picture;
 mod paths;
 mod place;
+mod ranks;
+mod rdma;
 mod rings;
 mod show;
 mod simulate;
@@ -53,17 +55,22 @@ Files that are read: NCCL and RCCL topology XML, hwloc 2 XML, the text of
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the machine: NUMA nodes, switches, GPUs, ports, how close each pair is, and what could not be seen
+    /// Show the machine: NUMA nodes, switches, GPUs, ports, RDMA devices, how close each pair is, and what could not be
+    /// seen
     #[command(after_help = "Examples:
   nd-topo show
   nd-topo show --from dgx-a100 --svg picture.svg --ring
   nd-topo show --from dgx-h100 --svg picture.svg --mesh tp=4,dp_shard=2 --axis tp
   nd-topo show --json | jq .system.numas")]
     Show(show::ShowArgs),
-    /// Explain the paths between devices: of one pair in a sentence, of all in a table
+    /// Explain the paths between devices: of one pair in a sentence, of all in a table; and when ranks use verbs
     #[command(after_help = "Examples:
   nd-topo paths --from dgx-1
-  nd-topo paths --from dgx-1 GPU0 GPU5")]
+  nd-topo paths --from dgx-1 GPU0 GPU5
+  nd-topo paths --ranks
+      whether ranks of two hosts like this one use verbs, and why not
+  nd-topo paths --from a.json --to b.json
+      the same for two hosts, by what `nd-topo show --json` wrote there")]
     Paths(paths::PathsArgs),
     /// Search for rings and trees
     #[command(after_help = "Examples:
@@ -119,6 +126,11 @@ pub struct From {
 }
 
 impl From {
+    /// The machine is described somewhere, and is not this one.
+    fn is_file(&self) -> bool {
+        self.from.is_some()
+    }
+
     /// Reads the description and derives the graph and its paths.
     fn load(&self) -> Result<Machine> {
         let system = match &self.from {
@@ -351,6 +363,7 @@ mod tests {
         for line in EXAMPLES
             .lines()
             .chain(MEASURED.lines())
+            .chain(paths::HCA.lines())
             .chain(place::EXAMPLES.lines())
             .chain(diagnose::EXAMPLES.lines())
         {

@@ -6,11 +6,12 @@ use clap::Args as ClapArgs;
 use nd_topology::formats::kind_name;
 use nd_topology::graph::{Link, LinkKind, NodeId, NodeKind, Source};
 use nd_topology::model::{BusId, Parent};
+use nd_topology::rdma::Library;
 use nd_topology::{Error, PathClass, Result};
 use serde::Serialize;
 
 use super::table::Table;
-use super::{From, Machine, gbps, put, put_json};
+use super::{From, Machine, gbps, put, put_json, ranks};
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct PathsArgs {
@@ -22,10 +23,29 @@ pub(super) struct PathsArgs {
     /// Another; all GPUs and ports if not given
     #[arg(value_name = "B")]
     b: Option<String>,
+    /// How ranks of this host and of others are joined, instead of how devices are
+    #[arg(long, conflicts_with = "a")]
+    ranks: bool,
+    /// The other host: a file, such as `nd-topo show --json` writes, or a machine of the library; one like this if not
+    /// given
+    #[arg(long, value_name = "FILE|NAME", conflicts_with = "a")]
+    to: Option<String>,
+    /// RDMA devices and ports that ranks may use; else what ND_IB_HCA says
+    #[arg(long, value_name = "LIST", conflicts_with = "a", long_help = HCA)]
+    hca: Option<String>,
+    /// Index of the address that RDMA ports use; else what ND_IB_GID_INDEX says
+    #[arg(long, value_name = "N", conflicts_with = "a")]
+    gid_index: Option<u32>,
     /// Write JSON instead of text
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
+
+pub(super) const HCA: &str = "RDMA devices and ports that ranks may use, in NCCL's syntax; else what
+ND_IB_HCA says:
+  mlx5               devices whose names begin so
+  =mlx5_0:1,mlx5_1   these; one port of the first
+  ^mlx5_2            all others";
 
 #[derive(Serialize)]
 struct Row {
@@ -41,6 +61,9 @@ struct Row {
 
 pub(super) fn run(a: &PathsArgs) -> Result<()> {
     let m = a.from.load()?;
+    if a.ranks || a.to.is_some() {
+        return ranks(a, &m);
+    }
     let pairs: Vec<(NodeId, NodeId)> = match (&a.a, &a.b) {
         (Some(x), Some(y)) => vec![(node(&m, x)?, node(&m, y)?)],
         (Some(x), None) => {
@@ -53,7 +76,8 @@ pub(super) fn run(a: &PathsArgs) -> Result<()> {
             (0..ends.len()).flat_map(after).map(|(i, y)| (ends[i], y)).collect()
         }
     };
-    if pairs.is_empty() {
+    let own = a.a.is_none() && !m.system.rdma.is_empty();
+    if pairs.is_empty() && !own {
         return Err(Error::Invalid(
             "this machine shows fewer than two GPUs and ports, so there is no pair to explain; name two devices, such \
              as NUMA0 and a bus id"
@@ -64,6 +88,9 @@ pub(super) fn run(a: &PathsArgs) -> Result<()> {
     let rows: Vec<Row> = pairs.iter().map(|&(x, y)| row(&m, x, y)).collect();
     if let Some(path) = &a.json {
         return put_json(path, &rows);
+    }
+    if pairs.is_empty() {
+        return ranks(a, &m);
     }
     if let (Some(_), [(x, y)]) = (&a.b, &pairs[..]) {
         let text = sentence(&m, *x, *y);
@@ -82,7 +109,29 @@ pub(super) fn run(a: &PathsArgs) -> Result<()> {
             r.reason,
         ]);
     }
-    put(None, &t.render())
+    put(None, &t.render())?;
+    if own {
+        put(None, "\n")?;
+        ranks(a, &m)?;
+    }
+    Ok(())
+}
+
+/// What joins ranks of this host and of another.
+fn ranks(a: &PathsArgs, m: &Machine) -> Result<()> {
+    let settings = ranks::Settings::read(a.hca.as_deref(), a.gid_index)?;
+    let library = if a.from.is_file() { Library::Unknown } else { ranks::library() };
+    let here = ranks::Host::new(&m.system, library.clone(), "this host");
+    let other = a.to.as_deref().map(super::named).transpose()?;
+    let there = match &other {
+        Some(system) => ranks::Host::new(system, Library::Unknown, "the other host"),
+        None => ranks::Host::new(&m.system, library, "this host"),
+    };
+    let rows = ranks::rows(&here, &there, &settings)?;
+    match &a.json {
+        Some(path) => put_json(path, &rows),
+        None => put(None, &ranks::text(&here, &there, &rows)),
+    }
 }
 
 /// A device by its name. A device of the machine that no path ends at is told from one that does not exist.

@@ -31,6 +31,9 @@ pub(super) struct ShowArgs {
     /// The axis to draw
     #[arg(long, requires = "mesh")]
     axis: Option<String>,
+    /// List all addresses (GIDs) of RDMA ports, however many there are
+    #[arg(long)]
+    gids: bool,
     /// Write JSON instead of tables, to a file or (without one) to standard output
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
@@ -46,7 +49,7 @@ pub(super) fn run(a: &ShowArgs) -> Result<()> {
         Some(path) => {
             put(Some(path), &(plain_json(formats::json::write(&m.system, &m.graph, &m.paths)) + "\n"))
         }
-        None => put(None, &text(&m)),
+        None => put(None, &text(&m, a.gids)),
     }
 }
 
@@ -73,7 +76,7 @@ fn overlay(a: &ShowArgs, m: &Machine) -> Result<Option<Overlay>> {
 }
 
 /// The whole page.
-fn text(m: &Machine) -> String {
+fn text(m: &Machine, all_gids: bool) -> String {
     let g = &m.graph;
     let mut out = String::new();
     let name = if m.system.name.is_empty() { "this machine" } else { &m.system.name };
@@ -83,6 +86,9 @@ fn text(m: &Machine) -> String {
         count(g.gpus.len(), "GPU"),
         count(m.system.ports().count(), "port"),
     ];
+    if !m.system.rdma.is_empty() {
+        facts.push(count(m.system.rdma.len(), "RDMA device"));
+    }
     if g.nvswitch.is_some() {
         facts.push("NVSwitch".into());
     }
@@ -93,6 +99,7 @@ fn text(m: &Machine) -> String {
     sockets(m, &mut out);
     flattened(m, &mut out);
     matrix(m, &mut out);
+    out.push_str(&super::rdma::tables(&m.system, all_gids));
     findings(m, &mut out);
     out
 }
@@ -110,7 +117,7 @@ fn numa(m: &Machine, n: usize, out: &mut String) {
             _ => vendor,
         });
     }
-    if let Some(cpus) = numa.affinity.as_deref().and_then(threads) {
+    if let Some(cpus) = numa.cpus().as_deref().and_then(threads) {
         facts.push(cpus);
     }
     if let Some(memory) = numa.memory {
@@ -234,24 +241,19 @@ fn port(p: &Port) -> String {
     if let Some(other) = &p.companion {
         facts.push(format!("with {other}"));
     }
-    if !p.gids.is_empty() {
-        facts.push(format!("{} GIDs", p.gids.len()));
-    }
-    let name = if p.name.is_empty() { "port" } else { &p.name };
+    let name = match (p.name.as_str(), p.port) {
+        ("", _) => "port".to_owned(),
+        // Ports of one RDMA device have its name.
+        (name, Some(number)) if number > 1 && p.guid.is_some() => format!("{name} port {number}"),
+        (name, _) => name.to_owned(),
+    };
     printable(&format!("{name}  {}", facts.join(", "))).into_owned()
 }
 
-/// `ff,ffffffff` to `40 hardware threads (0-39)`: what the kernel numbers as CPUs.
-fn threads(map: &str) -> Option<String> {
-    let mut list = Vec::new();
-    let words: Vec<&str> = map.split(',').collect();
-    for (i, word) in words.iter().rev().enumerate() {
-        // hwloc leaves words of zeros empty.
-        let bits = if word.is_empty() { 0 } else { u32::from_str_radix(word.trim(), 16).ok()? };
-        list.extend((0..32).filter(|b| bits >> b & 1 == 1).map(|b| i as u32 * 32 + b));
-    }
+/// `40 hardware threads (0-39)`: what the kernel numbers as CPUs.
+fn threads(list: &[u32]) -> Option<String> {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
-    for &c in &list {
+    for &c in list {
         match ranges.last_mut() {
             Some(r) if r.1 + 1 == c => r.1 = c,
             _ => ranges.push((c, c)),
@@ -373,10 +375,14 @@ mod tests {
 
     #[test]
     fn maps_of_threads() {
-        assert_eq!(threads("3").as_deref(), Some("2 hardware threads (0-1)"));
-        assert_eq!(threads("00000001,80000001").as_deref(), Some("3 hardware threads (0,31-32)"));
-        assert_eq!(threads("1,,0").as_deref(), Some("1 hardware thread (64)"));
-        assert_eq!(threads("0"), None);
-        assert_eq!(threads("x"), None);
+        let shown = |map: &str| {
+            let numa = nd_topology::model::Numa { affinity: Some(map.into()), ..Default::default() };
+            numa.cpus().as_deref().and_then(threads)
+        };
+        assert_eq!(shown("3").as_deref(), Some("2 hardware threads (0-1)"));
+        assert_eq!(shown("00000001,80000001").as_deref(), Some("3 hardware threads (0,31-32)"));
+        assert_eq!(shown("1,,0").as_deref(), Some("1 hardware thread (64)"));
+        assert_eq!(shown("0"), None);
+        assert_eq!(shown("x"), None);
     }
 }

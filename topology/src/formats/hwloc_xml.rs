@@ -1,12 +1,14 @@
 //! hwloc's XML of version 2 (and 3, where the elements used here are the same), with NVLink and xGMI distances.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv6Addr;
 
 use super::xml::{Document, Element};
 use crate::model::constants::MAX_GBPS;
 use crate::model::{
     BusId, ClassKind, Device, Gpu, Nic, Numa, NvLink, Parent, Part, Port, System, class_kind,
 };
+use crate::rdma::{Gid, RdmaDevice, RdmaPort, parse};
 use crate::{Error, Result};
 
 const FORMAT: &str = "hwloc XML";
@@ -315,7 +317,11 @@ impl Reader<'_> {
         if d.nics.is_empty() {
             d.nics.push(Nic::default());
         }
-        let ports = &mut d.nics[0].ports;
+        if rdma && self.system.rdma.iter().all(|r| r.name != name) {
+            let numa = self.system.numas.get(self.system.numa_of(at)).map(|n| n.id);
+            self.system.rdma.push(RdmaDevice { device: Some(at), numa, ..rdma_device(e, name) });
+        }
+        let ports = &mut self.system.devices[at].nics[0].ports;
         let guid = info(e, "NodeGUID").and_then(|g| u64::from_str_radix(&g.replace(':', ""), 16).ok());
         match ports.iter_mut().find(|p| p.companion.is_none() && p.guid.is_some() != rdma) {
             // The interface and the RDMA device of one function are one port, under the RDMA device's name.
@@ -396,6 +402,40 @@ impl Reader<'_> {
     }
 }
 
+/// What hwloc notes of an RDMA device: ports with their states, LIDs and addresses, no speeds and no link layer.
+fn rdma_device(e: &Element, name: &str) -> RdmaDevice {
+    let mut ports: BTreeMap<u32, RdmaPort> = BTreeMap::new();
+    for i in e.all("info") {
+        let (Some(key), Some(value)) = (i.get("name"), i.get("value")) else { continue };
+        let Some(rest) = key.strip_prefix("Port") else { continue };
+        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (number, what) = rest.split_at(digits);
+        let Some(number) = number.parse().ok().filter(|n| (1..=255).contains(n)) else { continue };
+        let port = ports.entry(number).or_insert_with(|| RdmaPort { number, ..RdmaPort::default() });
+        match what {
+            "State" => port.state = parse::state(value),
+            "LID" => port.lid = parse::lid(value),
+            _ => {
+                let index = what.strip_prefix("GID").and_then(|n| n.parse().ok());
+                let address = value.parse::<Ipv6Addr>().ok().filter(|a| !a.is_unspecified());
+                if let (Some(index), Some(address)) = (index, address)
+                    && port.gids.iter().all(|g| g.index != index)
+                {
+                    port.gids.push(Gid { index, address, framing: None, netdev: None });
+                }
+            }
+        }
+    }
+    let guid = |key: &str| info(e, key).and_then(parse::guid);
+    RdmaDevice {
+        name: name.to_owned(),
+        node_guid: guid("NodeGUID"),
+        system_guid: guid("SysImageGUID"),
+        ports: ports.into_values().collect(),
+        ..RdmaDevice::default()
+    }
+}
+
 fn lowest_bit(set: &str) -> Option<u32> {
     let words: Vec<&str> = set.split(',').collect();
     for (i, word) in words.iter().rev().enumerate() {
@@ -433,6 +473,7 @@ pub(crate) fn link_from_raw(gbps: f64) -> Option<(&'static str, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rdma::PortState;
 
     #[test]
     fn raw_rates() {
@@ -485,6 +526,28 @@ mod tests {
     fn a_broken_nvswitch_is_one_all_the_same() {
         let system = read_devices(&[("0000", "subtype='NVSwitch'", "")]);
         assert_eq!(crate::formats::kind_name(&system.devices[0]), "NVSwitch");
+    }
+
+    #[test]
+    fn rdma_devices_have_the_ports_that_hwloc_notes() {
+        let info = |name: &str, value: &str| format!("<info name='{name}' value='{value}'/>");
+        let infos = [
+            info("NodeGUID", "248a:0703:001e:39fe"),
+            info("Port1State", "4"),
+            info("Port1LID", "0x1"),
+            info("Port1GID0", "fe80:0000:0000:0000:248a:0703:001e:39fe"),
+            info("Port1GID1", "no address"),
+            info("Port2State", "1"),
+            info("Port999State", "1"),
+            info("PortState", "1"),
+        ];
+        let hca = format!("<object type='OSDev' name='mlx5_0' osdev_type='3'>{}</object>", infos.concat());
+        let system = read_devices(&[("0207", "", &hca)]);
+        let device = &system.rdma[0];
+        assert_eq!((device.name.as_str(), device.device, device.numa), ("mlx5_0", Some(0), Some(0)));
+        assert_eq!(device.node_guid, Some(0x248a_0703_001e_39fe));
+        let ports: Vec<_> = device.ports.iter().map(|p| (p.number, p.state, p.lid, p.gids.len())).collect();
+        assert_eq!(ports, [(1, Some(PortState::Active), Some(1), 1), (2, Some(PortState::Down), None, 0)]);
     }
 
     #[test]

@@ -293,7 +293,6 @@ impl Reader<'_> {
             gdr: self.number(e, "gdr")?.map(|g| g != 0),
             companion: None,
             state: None,
-            gids: Vec::new(),
             extra: rest(e, &["name", "dev", "speed", "port", "latency", "guid", "maxconn", "gdr"]),
         })
     }

@@ -5,9 +5,12 @@
 
 mod bus;
 pub mod constants;
+mod cpus;
 mod validate;
 
 use serde::{Deserialize, Serialize};
+
+use crate::rdma::RdmaDevice;
 
 pub use bus::BusId;
 pub(crate) use validate::{Fault, Part};
@@ -27,6 +30,9 @@ pub struct System {
     /// PCI devices, each after its parent.
     #[serde(default)]
     pub devices: Vec<Device>,
+    /// RDMA devices, where the source shows them. Their ports are ports of the adapters too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rdma: Vec<RdmaDevice>,
     /// Links whose speed was measured or given by hand; they win over every table.
     #[serde(default)]
     pub overrides: Vec<LinkOverride>,
@@ -234,9 +240,6 @@ pub struct Port {
     /// `up`, `down`, …
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// GID table of an RDMA port: `index type address`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gids: Vec<String>,
     /// Attributes not interpreted (`coll`, `net`, `gin`, `rma`, `rail`, `plane`, `keep`, …).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra: Attributes,

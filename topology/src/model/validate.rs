@@ -85,6 +85,7 @@ impl System {
             }
         }
         self.check_tree()?;
+        self.check_rdma().or_else(whole)?;
         let hosts = self.hosts();
         let host = |device: usize| hosts[self.numa_of(device)];
         let mut seen: HashMap<(usize, &BusId), usize> = HashMap::new();
@@ -137,6 +138,26 @@ impl System {
         for (i, numa) in self.numas.iter().enumerate() {
             let ports = || numa.nics.iter().flat_map(|n| &n.ports).try_for_each(Port::check);
             numa.check().and_then(|()| ports()).map_err(|m| Fault::of(Part::Numa(i), m))?;
+        }
+        Ok(())
+    }
+
+    fn check_rdma(&self) -> Result<(), String> {
+        if self.rdma.len() > MAX_DEVICES {
+            let count = self.rdma.len();
+            return Err(format!("{count} RDMA devices in one host; at most {MAX_DEVICES} are looked at"));
+        }
+        for (i, d) in self.rdma.iter().enumerate() {
+            if self.rdma[..i].iter().any(|other| other.name == d.name) {
+                return Err(format!("two RDMA devices are called {}; each has its own name", d.name));
+            }
+            if let Some(at) = d.device.filter(|&at| at >= self.devices.len()) {
+                let there = self.devices.len();
+                return Err(format!(
+                    "RDMA device {} sits on device number {at}, but there are {there}",
+                    d.name
+                ));
+            }
         }
         Ok(())
     }

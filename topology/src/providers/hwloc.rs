@@ -98,6 +98,10 @@ pub fn merge(system: &mut System, seen: &View) {
             moved.push(d.bus.to_string());
         }
     }
+    for r in system.rdma.iter_mut().filter(|r| r.numa.is_none()) {
+        let bus = r.device.and_then(|at| system.devices.get(at)).map(|d| &d.bus);
+        r.numa = seen.devices.iter().find(|s| Some(&s.bus) == bus).and_then(|s| s.numa);
+    }
     if !moved.is_empty() {
         system.finding(
             SOURCE,
@@ -118,6 +122,26 @@ pub fn merge(system: &mut System, seen: &View) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hwloc_knows_the_node_of_an_rdma_device_that_sysfs_does_not_place() {
+        use crate::model::{Device, Numa};
+        use crate::rdma::RdmaDevice;
+        let bus = BusId::parse("0000:81:00.0").unwrap();
+        let numas = (0..2).map(|id| Numa { id, ..Numa::default() }).collect();
+        let mut system = System { numas, ..System::default() };
+        system.devices.push(Device::new(Parent::Numa(0), bus.clone(), 0x020700));
+        let hca = |name: &str, numa| RdmaDevice {
+            name: name.into(),
+            device: Some(0),
+            numa,
+            ..RdmaDevice::default()
+        };
+        system.rdma = vec![hca("silent", None), hca("said", Some(0))];
+        let seen = Seen { bus, parent: None, numa: Some(1) };
+        merge(&mut system, &View { numas: vec![0, 1], devices: vec![seen] });
+        assert_eq!(system.rdma.iter().map(|r| r.numa).collect::<Vec<_>>(), [Some(1), Some(0)]);
+    }
 
     /// The two providers on the machine that runs the test: same devices, same parents, same NUMA nodes.
     #[test]

@@ -9,6 +9,7 @@
 pub mod hwloc;
 pub mod measured;
 pub mod nvml;
+pub mod rdma;
 pub mod sysfs;
 
 use std::path::Path;

@@ -29,7 +29,9 @@ pub fn read(root: &Path) -> Result<System> {
     r.numas();
     r.pci();
     r.interfaces();
-    r.rdma();
+    let at = std::mem::take(&mut r.at);
+    super::rdma::add(root, &mut r.system, |link| device_of(&at, link));
+    r.speedless();
     r.virtual_machine();
     crate::formats::hwloc_xml::number_ports(&mut r.system);
     Ok(r.system)
@@ -84,6 +86,12 @@ fn check_memory(system: &mut System, total: Option<u64>) {
     if one {
         system.numas[0].memory = Some(total);
     }
+}
+
+/// The device at or above a sysfs `device` link.
+fn device_of(at: &HashMap<PathBuf, usize>, link: &Path) -> Option<usize> {
+    let path = fs::canonicalize(link).ok()?;
+    path.ancestors().find_map(|a| at.get(a).copied())
 }
 
 struct Reader<'a> {
@@ -181,26 +189,16 @@ impl Reader<'_> {
         }
     }
 
-    /// The device at or above a sysfs `device` link.
-    fn device_of(&self, link: &Path) -> Option<usize> {
-        let path = fs::canonicalize(link).ok()?;
-        path.ancestors().find_map(|a| self.at.get(a).copied())
-    }
-
     fn interfaces(&mut self) {
         let folder = self.root.join("class/net");
-        let mut silent = Vec::new();
         for name in entries(&folder) {
             let path = folder.join(&name);
             if name == "lo" {
                 continue;
             }
             // Only what has a device carries bytes out of the machine: bridges, VPNs and containers' ends do not.
-            let Some(at) = self.device_of(&path.join("device")) else { continue };
+            let Some(at) = device_of(&self.at, &path.join("device")) else { continue };
             let speed: Option<f64> = number(&path.join("speed")).filter(|&s: &f64| s > 0.0);
-            if speed.is_none() {
-                silent.push(name.clone());
-            }
             let port = Port {
                 name,
                 speed_mbps: speed,
@@ -214,73 +212,20 @@ impl Reader<'_> {
                 None => nics.push(Nic { ports: vec![port], extra: Vec::new() }),
             }
         }
+    }
+
+    fn speedless(&mut self) {
+        let silent =
+            self.system.ports().filter(|(_, p)| p.speed_mbps.is_none()).map(|(_, p)| p.name.as_str());
+        let silent = silent.collect::<Vec<_>>().join(", ");
         if !silent.is_empty() {
             self.system.finding(
                 SOURCE,
                 format!(
-                    "{} states no speed (virtual NICs do not know theirs); 10 Gb/s is assumed until measured",
-                    silent.join(", ")
+                    "no speed is stated for {silent} (virtual NICs do not know theirs); 10 Gb/s is assumed until \
+                     measured"
                 ),
             );
-        }
-    }
-
-    fn rdma(&mut self) {
-        let folder = self.root.join("class/infiniband");
-        let names = entries(&folder);
-        if names.is_empty() {
-            self.system.finding(SOURCE, "no RDMA device (no InfiniBand, RoCE or EFA driver is loaded)");
-        }
-        for name in names {
-            let path = folder.join(&name);
-            for number in entries(&path.join("ports")) {
-                self.rdma_port(&name, &path, &number);
-            }
-        }
-    }
-
-    fn rdma_port(&mut self, name: &str, path: &Path, number: &str) {
-        let folder = path.join("ports").join(number);
-        let netdev = entries(&folder.join("gid_attrs/ndevs"))
-            .iter()
-            .find_map(|i| one_line(&folder.join("gid_attrs/ndevs").join(i)));
-        // Soft-RoCE has no device of its own: it sits where its interface does.
-        let at = self.device_of(&path.join("device")).or_else(|| {
-            let name = netdev.as_deref()?;
-            self.device_of(&self.root.join("class/net").join(name).join("device"))
-        });
-        let Some(at) = at else {
-            self.system
-                .finding(SOURCE, format!("RDMA device {name} belongs to no PCI device; it is left out"));
-            return;
-        };
-        let rate =
-            one_line(&folder.join("rate")).and_then(|r| r.split_whitespace().next()?.parse::<f64>().ok());
-        let guid =
-            one_line(&path.join("node_guid")).and_then(|g| u64::from_str_radix(&g.replace(':', ""), 16).ok());
-        let state =
-            one_line(&folder.join("state")).map(|s| s.rsplit(": ").next().unwrap_or("").to_lowercase());
-        let gids = gids(&folder);
-        let nics = &mut self.system.devices[at].nics;
-        if nics.is_empty() {
-            nics.push(Nic::default());
-        }
-        let ports = &mut nics[0].ports;
-        let number = number.parse().ok();
-        let port = Port {
-            name: name.to_owned(),
-            speed_mbps: rate.filter(|&r| r > 0.0).map(|r| r * 1000.0),
-            port: number,
-            guid,
-            gdr: Some(true),
-            companion: netdev.clone(),
-            state,
-            gids,
-            ..Port::default()
-        };
-        match ports.iter_mut().find(|p| netdev.as_deref() == Some(p.name.as_str())) {
-            Some(interface) => *interface = port,
-            None => ports.push(port),
         }
     }
 
@@ -317,23 +262,6 @@ impl Reader<'_> {
                 .finding(SOURCE, "no device of display or accelerator class: no GPU is passed through");
         }
     }
-}
-
-/// `index type address` of the filled entries.
-fn gids(port: &Path) -> Vec<String> {
-    let mut list: Vec<(u32, String)> = entries(&port.join("gids"))
-        .iter()
-        .filter_map(|i| {
-            let gid = one_line(&port.join("gids").join(i))?;
-            if gid.chars().all(|c| c == '0' || c == ':') {
-                return None;
-            }
-            let kind = one_line(&port.join("gid_attrs/types").join(i)).unwrap_or_else(|| "?".into());
-            Some((i.parse().ok()?, format!("{i} {kind} {gid}")))
-        })
-        .collect();
-    list.sort();
-    list.into_iter().map(|(_, text)| text).collect()
 }
 
 /// Architecture, maker, family and model of the first processor.
@@ -418,8 +346,9 @@ mod tests {
         assert_eq!(port.len(), 1, "interface and RDMA device are one port");
         assert_eq!((port[0].name.as_str(), port[0].companion.as_deref()), ("rocep0", Some("eth9")));
         assert_eq!((port[0].speed_mbps, port[0].guid), (Some(200_000.0), Some(0xab)));
-        assert_eq!(port[0].gids.len(), 2);
-        assert!(port[0].gids[1].starts_with("1 RoCE v2 "));
+        let rdma = &system.rdma[0];
+        assert_eq!((rdma.device, rdma.numa, rdma.software), (Some(nic), Some(1), true));
+        assert_eq!((rdma.ports[0].gid_count, rdma.ports[0].gids.len()), (Some(3), 2));
         assert!(system.ports().all(|(_, p)| p.name != "docker0"));
         system.validate().unwrap();
     }

@@ -1,0 +1,377 @@
+//! Whether two ranks are joined by verbs, over which ports, and why not. Each rank makes an [`Offer`]; from both offers
+//! both ranks come to the same verdict, so that nobody waits for a queue pair that the other does not make.
+
+use serde::{Deserialize, Serialize};
+
+use super::{GidClass, LinkLayer, PortChoice};
+use crate::printable;
+
+/// What a rank's settings say of verbs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Asked {
+    /// Wherever they work between hosts.
+    #[default]
+    Auto,
+    /// Verbs or an error, inside a host too.
+    Verbs,
+    /// Never; the setting that says so, such as `ND_TRANSPORT=tcp`.
+    Never(String),
+}
+
+/// Whether libibverbs can be opened.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Library {
+    /// Nobody looked: the machine is described in a file.
+    #[default]
+    Unknown,
+    /// It is there.
+    Present,
+    /// It is not: why, and what to do.
+    Absent(String),
+}
+
+/// What a rank has for verbs. Travels to its peers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Offer {
+    /// Its settings.
+    pub asked: Asked,
+    /// Whether it can open libibverbs.
+    pub library: Library,
+    /// The ports that it would use.
+    pub ports: Vec<OfferedPort>,
+    /// The other ports, each with the reason, such as `mlx5_1:1 down (Disabled)`.
+    pub left_out: Vec<String>,
+}
+
+/// A port that a rank would use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedPort {
+    /// The device's name.
+    pub device: String,
+    /// The port's number.
+    pub number: u32,
+    /// What its packets travel in.
+    pub link_layer: LinkLayer,
+    /// Mb/s in one direction, where known.
+    pub rate_mbps: Option<u64>,
+    /// Bytes of payload in a packet at most, where known.
+    pub mtu: Option<u32>,
+    /// InfiniBand's local address.
+    pub lid: Option<u16>,
+    /// InfiniBand's subnet prefix.
+    pub subnet: Option<u64>,
+    /// By what it is reached: the index of its address of each class, best first.
+    pub gids: Vec<(GidClass, u32)>,
+}
+
+impl OfferedPort {
+    /// `mlx5_0:1`.
+    pub fn name(&self) -> String {
+        format!("{}:{}", printable(&self.device), self.number)
+    }
+}
+
+impl Offer {
+    /// Of a rank that chose these ports.
+    pub fn new(asked: Asked, library: Library, choice: &PortChoice<'_>) -> Offer {
+        let port = |c: &super::ports::ChosenPort<'_>| {
+            let mut gids: Vec<(GidClass, u32)> = Vec::new();
+            for (class, gid) in &c.gids {
+                if gids.iter().all(|(known, _)| known != class) {
+                    gids.push((*class, gid.index));
+                }
+            }
+            let infiniband = c.link_layer == LinkLayer::InfiniBand;
+            OfferedPort {
+                device: c.of.device.name.clone(),
+                number: c.of.port.number,
+                link_layer: c.link_layer,
+                rate_mbps: c.of.port.rate_mbps,
+                mtu: c.of.port.roce_mtu(),
+                lid: c.of.port.lid,
+                subnet: c.gids.first().filter(|_| infiniband).map(|(_, g)| g.subnet()),
+                gids,
+            }
+        };
+        Offer {
+            asked,
+            library,
+            ports: choice.rails.iter().map(port).collect(),
+            left_out: choice.left_out.iter().map(|(of, why)| format!("{of} {why}")).collect(),
+        }
+    }
+
+    fn layers(&self) -> Vec<LinkLayer> {
+        let all = [LinkLayer::InfiniBand, LinkLayer::Ethernet];
+        all.into_iter().filter(|&l| self.ports.iter().any(|p| p.link_layer == l)).collect()
+    }
+
+    fn of(&self, layer: LinkLayer) -> Vec<usize> {
+        (0..self.ports.len()).filter(|&i| self.ports[i].link_layer == layer).collect()
+    }
+}
+
+/// Whether two ranks are joined by verbs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Over these pairs of ports, of one link layer; at least one.
+    Verbs(Vec<Rail>),
+    /// Not.
+    No(NoVerbs),
+}
+
+/// Two ports that carry the traffic of two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rail {
+    /// Ours (index into [`Offer::ports`]).
+    pub here: usize,
+    /// Theirs.
+    pub there: usize,
+    /// By addresses of this class.
+    pub class: GidClass,
+    /// The index of ours.
+    pub gid_here: u32,
+    /// The index of theirs.
+    pub gid_there: u32,
+    /// Bytes of payload in a packet, the less of both, where known.
+    pub mtu: Option<u32>,
+}
+
+/// One of two ranks, or both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Ours.
+    Here,
+    /// The peer.
+    There,
+    /// Both.
+    Both,
+}
+
+/// Why two ranks are not joined by verbs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoVerbs {
+    /// The settings say so.
+    NotAsked {
+        /// Whose.
+        side: Side,
+        /// Which setting.
+        setting: String,
+    },
+    /// They share memory, which is faster.
+    SameHost,
+    /// There is no RDMA device.
+    NoDevice(Side),
+    /// libibverbs cannot be opened.
+    NoLibrary {
+        /// Where.
+        side: Side,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// There are ports, and none can be used.
+    NoPort {
+        /// Where.
+        side: Side,
+        /// Our ports, each with the reason.
+        here: Vec<String>,
+        /// Theirs.
+        there: Vec<String>,
+    },
+    /// One has InfiniBand, the other Ethernet.
+    LinkLayers {
+        /// Ours.
+        here: LinkLayer,
+        /// Theirs.
+        there: LinkLayer,
+    },
+    /// InfiniBand ports in different subnets.
+    Subnets {
+        /// Prefix of ours.
+        here: u64,
+        /// Prefix of theirs.
+        there: u64,
+    },
+    /// RoCE ports without addresses of one class.
+    Addresses {
+        /// Classes of ours.
+        here: Vec<GidClass>,
+        /// Classes of theirs.
+        there: Vec<GidClass>,
+    },
+}
+
+impl NoVerbs {
+    /// Whether a user would want to know: not where nobody asked, and not where there is no RDMA at all.
+    pub fn is_surprising(&self) -> bool {
+        !matches!(self, NoVerbs::NotAsked { .. } | NoVerbs::SameHost | NoVerbs::NoDevice(Side::Both))
+    }
+
+    /// One clause, with what to call the two ranks or hosts; the same name twice where the other is thought to be like
+    /// this one.
+    pub fn text(&self, here: &str, there: &str) -> String {
+        let one = |side: &Side| match side {
+            Side::There => Some(there),
+            Side::Both if here != there => None,
+            Side::Here | Side::Both => Some(here),
+        };
+        match self {
+            NoVerbs::NotAsked { side: Side::Both, setting } => setting.clone(),
+            NoVerbs::NotAsked { side, setting } => format!("{setting} on {}", one(side).unwrap_or(here)),
+            NoVerbs::SameHost => "they are on one host and share its memory".to_owned(),
+            NoVerbs::NoDevice(side) => match one(side) {
+                Some(name) => format!("{name} has no RDMA device"),
+                None => format!("neither {here} nor {there} has an RDMA device"),
+            },
+            NoVerbs::NoLibrary { side, reason } => match one(side) {
+                Some(name) => format!("{name}: {reason}"),
+                None => format!("{here} and {there}: {reason}"),
+            },
+            NoVerbs::NoPort { side, here: ours, there: theirs } => match one(side) {
+                Some(name) => {
+                    let ports = if *side == Side::There { theirs } else { ours };
+                    format!("{name} has no usable RDMA port: {}", ports.join("; "))
+                }
+                None => format!(
+                    "neither has a usable RDMA port ({here}: {}; {there}: {})",
+                    ours.join("; "),
+                    theirs.join("; ")
+                ),
+            },
+            NoVerbs::LinkLayers { here: a, there: b } => {
+                format!("{here} has {a} ports, {there} has {b} ports")
+            }
+            NoVerbs::Subnets { here: a, there: b } => format!(
+                "their InfiniBand ports are in different subnets ({here}: {a:016x}, {there}: {b:016x})"
+            ),
+            NoVerbs::Addresses { here: a, there: b } => {
+                let list = |c: &[GidClass]| c.iter().map(GidClass::to_string).collect::<Vec<_>>().join(" / ");
+                format!(
+                    "their RoCE addresses do not fit together ({here}: {}, {there}: {}); give both interfaces an \
+                     IPv4 address",
+                    list(a),
+                    list(b)
+                )
+            }
+        }
+    }
+}
+
+/// Whether two ranks are joined by verbs. `between(b, a)` is the mirror image of `between(a, b)`.
+///
+/// Of two link layers that both have, the one with more bandwidth is used. The side with less bandwidth is used with
+/// all its ports, each with one of the other's in order.
+pub fn between(here: &Offer, there: &Offer, same_host: bool) -> Verdict {
+    match refusal(here, there, same_host) {
+        Some(why) => Verdict::No(why),
+        None => fabric(here, there),
+    }
+}
+
+/// What speaks against verbs before ports are compared.
+fn refusal(here: &Offer, there: &Offer, same_host: bool) -> Option<NoVerbs> {
+    let sides = |at: &dyn Fn(&Offer) -> bool| match (at(here), at(there)) {
+        (true, true) => Some(Side::Both),
+        (true, false) => Some(Side::Here),
+        (false, true) => Some(Side::There),
+        (false, false) => None,
+    };
+    let first = |side: Side| if side == Side::There { there } else { here };
+    if let Some(side) = sides(&|o| matches!(o.asked, Asked::Never(_)))
+        && let Asked::Never(setting) = &first(side).asked
+    {
+        return Some(NoVerbs::NotAsked { side, setting: setting.clone() });
+    }
+    if same_host && (here.asked != Asked::Verbs || there.asked != Asked::Verbs) {
+        return Some(NoVerbs::SameHost);
+    }
+    if let Some(side) = sides(&|o| o.ports.is_empty() && o.left_out.is_empty()) {
+        return Some(NoVerbs::NoDevice(side));
+    }
+    if let Some(side) = sides(&|o| matches!(o.library, Library::Absent(_)))
+        && let Library::Absent(reason) = &first(side).library
+    {
+        return Some(NoVerbs::NoLibrary { side, reason: reason.clone() });
+    }
+    sides(&|o| o.ports.is_empty()).map(|side| {
+        let (here, there) = (here.left_out.clone(), there.left_out.clone());
+        NoVerbs::NoPort { side, here, there }
+    })
+}
+
+/// Which ports fit together.
+fn fabric(here: &Offer, there: &Offer) -> Verdict {
+    let common: Vec<LinkLayer> = here.layers().into_iter().filter(|l| there.layers().contains(l)).collect();
+    let speed = |rails: &[Rail]| -> u64 {
+        let rate = |r: &Rail| here.ports[r.here].rate_mbps.min(there.ports[r.there].rate_mbps).unwrap_or(1);
+        rails.iter().map(rate).fold(0, u64::saturating_add)
+    };
+    let ways = common.iter().map(|&layer| rails(here, there, layer)).filter(|rails| !rails.is_empty());
+    // InfiniBand before Ethernet where both carry as much.
+    let best = ways.rev().max_by_key(|rails| speed(rails));
+    if let Some(rails) = best {
+        return Verdict::Verbs(rails);
+    }
+    let (a, b) = (&here.ports[0], &there.ports[0]);
+    Verdict::No(match common.first() {
+        None => NoVerbs::LinkLayers { here: a.link_layer, there: b.link_layer },
+        Some(LinkLayer::InfiniBand) => {
+            let subnet = |o: &Offer| o.ports.iter().find_map(|p| p.subnet).unwrap_or_default();
+            NoVerbs::Subnets { here: subnet(here), there: subnet(there) }
+        }
+        Some(LinkLayer::Ethernet) => {
+            let classes = |o: &Offer| {
+                let of = o.of(LinkLayer::Ethernet).into_iter().flat_map(|i| &o.ports[i].gids);
+                let mut all: Vec<GidClass> = of.map(|(class, _)| *class).collect();
+                all.sort_unstable();
+                all.dedup();
+                all
+            };
+            NoVerbs::Addresses { here: classes(here), there: classes(there) }
+        }
+    })
+}
+
+/// The pairs of ports of one link layer.
+fn rails(here: &Offer, there: &Offer, layer: LinkLayer) -> Vec<Rail> {
+    let (ours, theirs) = (here.of(layer), there.of(layer));
+    let total = |o: &Offer, ports: &[usize]| {
+        ports.iter().map(|&i| o.ports[i].rate_mbps.unwrap_or(1)).fold(0, u64::saturating_add)
+    };
+    let count = match total(here, &ours).cmp(&total(there, &theirs)) {
+        std::cmp::Ordering::Less => ours.len(),
+        std::cmp::Ordering::Greater => theirs.len(),
+        std::cmp::Ordering::Equal => ours.len().max(theirs.len()),
+    };
+    let pair = |i: usize, j: usize| join(here, there, ours[i], theirs[j]);
+    let even: Vec<Rail> = (0..count).filter_map(|k| pair(k % ours.len(), k % theirs.len())).collect();
+    if !even.is_empty() {
+        return even;
+    }
+    // Not in order, then: whatever fits, the first ports of both first. Equal from either side.
+    let all = (0..ours.len()).flat_map(|i| (0..theirs.len()).map(move |j| (i, j)));
+    let fits = all.filter_map(|(i, j)| Some(((i.max(j), i.min(j)), pair(i, j)?)));
+    let fits: Vec<_> = fits.collect();
+    let first = fits.iter().map(|(key, _)| *key).min();
+    fits.into_iter().filter(|(key, _)| Some(*key) == first).map(|(_, rail)| rail).collect()
+}
+
+/// Two ports as a rail, if they can reach each other.
+fn join(here: &Offer, there: &Offer, i: usize, j: usize) -> Option<Rail> {
+    let (a, b) = (&here.ports[i], &there.ports[j]);
+    if a.link_layer == LinkLayer::InfiniBand && a.subnet != b.subnet {
+        return None;
+    }
+    let classes = a.gids.iter().filter_map(|(class, own)| {
+        let other = b.gids.iter().find(|(c, _)| c == class)?.1;
+        Some((*class, *own, other))
+    });
+    let (class, gid_here, gid_there) = classes.min_by_key(|(class, ..)| *class)?;
+    let mtu = a.mtu.zip(b.mtu).map(|(a, b)| a.min(b));
+    Some(Rail { here: i, there: j, class, gid_here, gid_there, mtu })
+}
+
+#[cfg(test)]
+mod tests;
