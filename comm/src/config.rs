@@ -494,10 +494,10 @@ mod tests {
         assert!(e.starts_with("ND_PORT_RANGE=9-8: the first port is above"), "{e}");
         let e = from(&[("NCCL_SOCKET_FAMILY", "AF_X")]).unwrap_err().to_string();
         assert!(e.starts_with("NCCL_SOCKET_FAMILY=AF_X:"), "{e}");
-        let e = from(&[("ND_SECRET_FILE", "/nonexistent/x")]).unwrap_err().to_string();
-        assert!(e.contains("/nonexistent/x") && e.contains("cannot be read"), "{e}");
-        let e = from(&[("ND_CONF_FILE", "/nonexistent/x")]).unwrap_err().to_string();
-        assert!(e.starts_with("ND_CONF_FILE=/nonexistent/x"), "{e}");
+        let e = from(&[("ND_SECRET_FILE", "/dev/null/x")]).unwrap_err().to_string();
+        assert!(e.contains("/dev/null/x") && e.contains("cannot be read"), "{e}");
+        let e = from(&[("ND_CONF_FILE", "/dev/null/x")]).unwrap_err().to_string();
+        assert!(e.starts_with("ND_CONF_FILE=/dev/null/x"), "{e}");
     }
 
     #[test]

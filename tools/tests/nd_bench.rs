@@ -188,7 +188,7 @@ fn json_and_pictures() {
 
 #[test]
 fn what_is_wrong_is_said_with_a_remedy() {
-    let missing = "/nonexistent/out.json";
+    let missing = "/dev/null/out.json";
     for (line, code, parts) in [
         ("alreduce", 2, &["error: ", "did you mean allreduce?"][..]),
         ("allreduce -b 2M -e 1M", 2, &["error: -b 2 MiB is larger than -e 1 MiB"]),
@@ -197,7 +197,7 @@ fn what_is_wrong_is_said_with_a_remedy() {
         ("allreduce --plot x.pdf", 2, &["error: ", ".svg or .png"]),
         ("allreduce --algo rign", 2, &["did you mean ring?"]),
         (
-            "allreduce --threads --ranks 2 -e 8 -J /nonexistent/out.json",
+            "allreduce --threads --ranks 2 -e 8 -J /dev/null/out.json",
             1,
             &["error: cannot write", missing, "--json"],
         ),
