@@ -1,6 +1,8 @@
 //! How pairs of ranks come to be joined: inside the session of their connection they tell each other how their queue pairs
 //! are reached, and the one that has connected tries the way.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Fabric, Pair, State, address, bytes_of_mtu};
@@ -11,8 +13,6 @@ use crate::verbs::post::Target;
 use crate::verbs::queue::{Fault, Queue};
 use crate::verbs::sys::{QueuePair, Route};
 use crate::{Error, Result};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// How long a probe may take before the way counts as closed.
 const PROBING: Duration = Duration::from_secs(3);
