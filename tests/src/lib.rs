@@ -5,6 +5,7 @@
 //! | [`worlds`] | ranks as threads of one process, over every transport, real or broken on purpose |
 //! | [`calls`] | every call, to be made with given counts |
 //! | [`hosts`] | namespaces as hosts |
+//! | [`machines`] | virtual machines with RDMA |
 //! | [`collectives`] | every collective once, for ranks that have been through something |
 //! | [`oracle`] | the reproducible order of reduction, in a few lines |
 //! | [`jobs`] | jobs of such processes, to be killed or stopped |
@@ -16,6 +17,7 @@ pub mod calls;
 pub mod collectives;
 pub mod hosts;
 pub mod jobs;
+pub mod machines;
 pub mod oracle;
 pub mod processes;
 pub mod sample;

@@ -78,6 +78,11 @@ fn pattern(from: usize, to: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
+fn verbs_keep_the_contract() {
+    nd_tests::machines::again("verbs_keep_the_contract", &[]);
+}
+
+#[test]
 fn what_was_put_is_there_when_the_signal_is() {
     for kind in Kind::all(3) {
         for len in [0usize, 1, 31, 257, 4096, 100_000, 5_000_000] {

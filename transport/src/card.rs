@@ -1,5 +1,6 @@
 //! What a rank tells the others about how it can be reached.
 
+use nd_topology::rdma::Offer;
 use serde::{Deserialize, Serialize};
 
 use crate::HostId;
@@ -26,6 +27,8 @@ pub struct Card {
     pub shm: ShmCard,
     /// TCP.
     pub tcp: TcpCard,
+    /// What it has of InfiniBand and RoCE.
+    pub verbs: Offer,
 }
 
 #[cfg(test)]

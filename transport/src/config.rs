@@ -3,19 +3,21 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::Stop;
 use crate::tcp::seal::RECORDS_PER_KEY;
+use crate::{Stop, VerbsSettings};
 
 /// Which transport to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Choice {
-    /// Shared memory between ranks of one host, TCP otherwise.
+    /// Shared memory between ranks of one host, otherwise verbs where there are any, otherwise TCP.
     #[default]
     Auto,
     /// Shared memory, or an error.
     Shm,
     /// TCP, also between ranks of one host.
     Tcp,
+    /// Verbs, also between ranks of one host, or an error.
+    Verbs,
 }
 
 /// Which Internet protocol.
@@ -52,8 +54,11 @@ pub struct Config {
     pub ports: Option<PortRange>,
     /// `ND_SOCKET_BUFFER`: bytes of the kernel's buffer in each direction; none: the system's own tuning.
     pub socket_buffer: Option<usize>,
-    /// `ND_ENCRYPT=1`: payload that goes by TCP is encrypted and authenticated. All ranks must say the same.
+    /// `ND_ENCRYPT=1`: payload that goes by TCP is encrypted and authenticated, and none goes by verbs. All ranks must
+    /// say the same.
     pub encrypt: bool,
+    /// `ND_IB_*`.
+    pub verbs: VerbsSettings,
     /// `ND_HOSTID`: overrides the host's identity, as NCCL_HOSTID does.
     pub host_id: Option<String>,
     /// `ND_CMA=1`: plain buffers are read by cross-memory attach, where it works.
@@ -82,6 +87,7 @@ impl Default for Config {
             ports: None,
             socket_buffer: None,
             encrypt: false,
+            verbs: VerbsSettings::default(),
             host_id: None,
             cross_memory: false,
             spin: None,

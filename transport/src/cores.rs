@@ -40,7 +40,7 @@ impl CoreSet {
         CoreSet { ranges, quota }
     }
 
-    fn numbers(&self) -> BTreeSet<u16> {
+    pub fn numbers(&self) -> BTreeSet<u16> {
         self.ranges.iter().flat_map(|&(first, last)| first..=last).collect()
     }
 }

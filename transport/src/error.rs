@@ -60,6 +60,9 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
+    /// RDMA devices, ports or addresses that were asked for are not there.
+    #[error(transparent)]
+    Choice(nd_topology::Error),
     /// A peer speaks another protocol, or did not prove that it knows the secret.
     #[error("refused {who}: {why}")]
     Refused {

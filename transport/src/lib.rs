@@ -1,6 +1,7 @@
 //! How bytes move between two ranks.
 //!
-//! May depend on `nd-topology`; knows nothing of collectives. One small vocabulary serves every kind of link:
+//! May depend on `nd-topology`, which knows what RDMA ports there are, and on `libibverbs-sys`, which lies in this folder;
+//! knows nothing of collectives. One small vocabulary serves every kind of link:
 //!
 //! * a **window** ([`Window`]): a part of a rank's [`Region`], memory that peers may write into, and, where the
 //!   link allows it, map or read;
@@ -15,6 +16,7 @@
 //! | [`local`] | threads of one process | one mapping; also breaks things on purpose, for tests |
 //! | [`shm`] | processes of one host | an unnamed memory file passed over a Unix socket; futex to sleep |
 //! | [`tcp`] | any hosts | authenticated streams, payload received straight into its destination; encrypted on request |
+//! | [`verbs`] | hosts with InfiniBand or RoCE | the device writes into the peer's memory; joined over TCP |
 //!
 //! For when links have failed, ranks exchange short messages beside them ([`Endpoint::parley`]).
 //!
@@ -46,6 +48,7 @@ mod stop;
 pub mod strangers;
 mod sys;
 pub mod tcp;
+pub mod verbs;
 
 pub use card::Card;
 pub use config::{Choice, Config, Family, PortRange};
@@ -57,6 +60,7 @@ pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transpo
 pub use parley::{Heard, Parley};
 pub use region::{Region, Window};
 pub use stop::{OnStop, Stop};
+pub use verbs::VerbsSettings;
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
 pub const PROTOCOL: u32 = 6;

@@ -29,6 +29,8 @@ pub enum Transport {
     Shm,
     /// Any hosts.
     Tcp,
+    /// Hosts with InfiniBand or RoCE.
+    Verbs,
 }
 
 impl Transport {
@@ -38,6 +40,7 @@ impl Transport {
             Transport::Local => "local",
             Transport::Shm => "shm",
             Transport::Tcp => "tcp",
+            Transport::Verbs => "verbs",
         }
     }
 }

@@ -1,10 +1,11 @@
 //! A rank's own memory that its peers may write, read or map.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use crate::fork::Forked;
 use crate::host::process_start;
@@ -38,11 +39,22 @@ pub struct Region {
     /// Ranges that were taken out of the shared memory, and whether there are any.
     detached: Mutex<Vec<Range<u64>>>,
     any_detached: AtomicBool,
-    exposed: RwLock<BTreeMap<u64, u64>>,
+    /// By its offset, how long each window is, and whether it is exposed.
+    windows: RwLock<BTreeMap<u64, (u64, bool)>>,
+    watcher: OnceLock<Watcher>,
     /// Windows that nobody here needs any more and peers may still put into.
     left: Mutex<Vec<Left>>,
     /// Of a peer's region, who else uses it.
     shared: Option<Shared>,
+}
+
+/// Is told which window is being given back.
+struct Watcher(Box<dyn Fn(u64) + Send + Sync>);
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watcher")
+    }
 }
 
 /// The processes of a host that share a memory file, by their places in it, and where one of them is.
@@ -101,7 +113,8 @@ impl Region {
             free: Mutex::new(BTreeMap::from([(HEADER, len - HEADER)])),
             detached: Mutex::default(),
             any_detached: AtomicBool::new(false),
-            exposed: RwLock::default(),
+            windows: RwLock::default(),
+            watcher: OnceLock::new(),
             left: Mutex::default(),
             shared,
         })
@@ -126,9 +139,7 @@ impl Region {
         if size >= HUGE_PAGE {
             self.mapping.want_huge_pages(self.start + at as usize, size as usize);
         }
-        if exposed {
-            self.exposed.write().unwrap_or_else(PoisonError::into_inner).insert(at, size);
-        }
+        self.windows.write().unwrap_or_else(PoisonError::into_inner).insert(at, (size, exposed));
         Ok(Window { region: self.clone(), at, len, size })
     }
 
@@ -153,7 +164,11 @@ impl Region {
         if self.forked.since() {
             return;
         }
-        self.exposed.write().unwrap_or_else(PoisonError::into_inner).remove(&at);
+        self.windows.write().unwrap_or_else(PoisonError::into_inner).remove(&at);
+        // Before anybody else can have this memory.
+        if let Some(Watcher(watcher)) = self.watcher.get() {
+            watcher(at);
+        }
         // What is not shared can be no window of anybody again, nor can what is around it.
         if self.detaches(at, size) {
             return;
@@ -201,10 +216,21 @@ impl Region {
 
     /// The address of `len` bytes from `offset` on, if a peer may put there: all inside one exposed window.
     pub fn exposed(&self, offset: u64, len: u64) -> Option<NonNull<u8>> {
-        let exposed = self.exposed.read().unwrap_or_else(PoisonError::into_inner);
-        let (&at, &size) = exposed.range(..=offset).next_back()?;
+        let (_, _, exposed) = self.window(offset, len)?;
+        exposed.then(|| self.at(offset, len))
+    }
+
+    /// The window in which these bytes lie, all of them: its offset, its length in whole pages, and whether it is exposed.
+    pub(crate) fn window(&self, offset: u64, len: u64) -> Option<(u64, u64, bool)> {
+        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        let (&at, &(size, exposed)) = windows.range(..=offset).next_back()?;
         let end = offset.checked_add(len)?;
-        (end <= at + size).then(|| self.at(offset, len))
+        (end <= at + size).then_some((at, size, exposed))
+    }
+
+    /// Has `watcher` told of each window that is given back, before its memory is. Only one can be.
+    pub(crate) fn watch(&self, watcher: impl Fn(u64) + Send + Sync + 'static) {
+        let _ = self.watcher.set(Watcher(Box::new(watcher)));
     }
 
     /// The counter at `offset` (a multiple of 8), if a peer may raise it.

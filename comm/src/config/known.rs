@@ -236,8 +236,9 @@ pub(super) const KNOWN: &[Known] = &[
             Choice::Auto => "auto".into(),
             Choice::Shm => "shm".into(),
             Choice::Tcp => "tcp".into(),
+            Choice::Verbs => "verbs".into(),
         },
-        "auto: shared memory inside a host, TCP between hosts; shm or tcp: only that",
+        "auto: shared memory inside a host, verbs (InfiniBand, RoCE) or TCP between hosts; shm, tcp or verbs: only that",
     )
     .nccl("NCCL_SHM_DISABLE", |v| (v.trim() == "1").then(|| "tcp".to_owned())),
     known(
@@ -282,8 +283,76 @@ pub(super) const KNOWN: &[Known] = &[
         "0",
         |c, v| values::flag(v).map(|f| c.transport.encrypt = f),
         |c| u8::from(c.transport.encrypt).to_string(),
-        "1: what goes by TCP is encrypted (AES-256-GCM); shared memory inside a host is not; the same on all ranks",
+        "1: what goes by TCP is encrypted (AES-256-GCM), and none goes by verbs; shared memory inside a host is not \
+         encrypted; the same on all ranks",
     ),
+    known(
+        "ND_IB_DISABLE",
+        "0",
+        |c, v| values::flag(v).map(|f| c.transport.verbs.disable = f),
+        |c| u8::from(c.transport.verbs.disable).to_string(),
+        "1: InfiniBand and RoCE are not used",
+    )
+    .nccl("NCCL_IB_DISABLE", same),
+    known(
+        "ND_IB_HCA",
+        "",
+        |c, v| {
+            c.transport.verbs.hca = v.to_owned();
+            Ok(())
+        },
+        |c| c.transport.verbs.hca.clone(),
+        "RDMA devices and ports: prefixes (mlx5), exact names (=mlx5_0:1), or all but some (^mlx5_3); empty: the nearest",
+    )
+    .nccl("NCCL_IB_HCA", same),
+    known(
+        "ND_IB_GID_INDEX",
+        "",
+        |c, v| values::number(v, 0..=u64::from(u8::MAX)).map(|n| c.transport.verbs.gid_index = Some(n)),
+        |c| or_empty(&c.transport.verbs.gid_index, |n| n.to_string()),
+        "the index of a RoCE port's address (GID); empty: RoCE v2 over IPv4 first",
+    )
+    .nccl("NCCL_IB_GID_INDEX", |v| (v.trim() != "-1").then(|| v.to_owned())),
+    known(
+        "ND_IB_TIMEOUT",
+        "18",
+        |c, v| values::number(v, 1..=31).map(|n| c.transport.verbs.timeout = n),
+        |c| c.transport.verbs.timeout.to_string(),
+        "a packet is sent again after 4.096 µs times 2 to the power of this",
+    )
+    .nccl("NCCL_IB_TIMEOUT", same),
+    known(
+        "ND_IB_RETRY_CNT",
+        "6",
+        |c, v| values::number(v, 0..=7).map(|n| c.transport.verbs.retries = n),
+        |c| c.transport.verbs.retries.to_string(),
+        "how often a packet is sent again before the peer counts as lost; Soft-RoCE takes 7 for ever",
+    )
+    .nccl("NCCL_IB_RETRY_CNT", same),
+    known(
+        "ND_IB_SL",
+        "0",
+        |c, v| values::number(v, 0..=15).map(|n| c.transport.verbs.service_level = n),
+        |c| c.transport.verbs.service_level.to_string(),
+        "service level of InfiniBand packets",
+    )
+    .nccl("NCCL_IB_SL", same),
+    known(
+        "ND_IB_TC",
+        "0",
+        |c, v| values::number(v, 0..=255).map(|n| c.transport.verbs.traffic_class = n),
+        |c| c.transport.verbs.traffic_class.to_string(),
+        "traffic class of RoCE packets",
+    )
+    .nccl("NCCL_IB_TC", same),
+    known(
+        "ND_IB_PKEY",
+        "0",
+        |c, v| values::number(v, 0..=65535).map(|n| c.transport.verbs.pkey_index = n),
+        |c| c.transport.verbs.pkey_index.to_string(),
+        "index of the partition key in the port's table",
+    )
+    .nccl("NCCL_IB_PKEY", same),
     known(
         "ND_HOSTID",
         "",

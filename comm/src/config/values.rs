@@ -64,6 +64,17 @@ pub fn size(text: &str) -> Result<usize, Bad> {
     }
 }
 
+/// A whole number within a range.
+pub fn number<T: TryFrom<u64>>(text: &str, range: std::ops::RangeInclusive<u64>) -> Result<T, Bad> {
+    let (first, last) = (range.start(), range.end());
+    let remedy = format!("write a whole number from {first} to {last}");
+    match text.trim().parse::<u64>() {
+        Ok(n) if range.contains(&n) => T::try_from(n).or_else(|_| bad("out of range", remedy)),
+        Ok(_) => bad("out of range", remedy),
+        Err(_) => bad("not a whole number", remedy),
+    }
+}
+
 /// `0`/`1` and their synonyms.
 pub fn flag(text: &str) -> Result<bool, Bad> {
     match text.to_ascii_lowercase().as_str() {
@@ -91,9 +102,10 @@ pub(super) fn transport(text: &str) -> Result<Choice, Bad> {
         "auto" => Ok(Choice::Auto),
         "shm" => Ok(Choice::Shm),
         "tcp" => Ok(Choice::Tcp),
+        "verbs" => Ok(Choice::Verbs),
         other => bad(
             "no such transport",
-            format!("write auto, shm or tcp{}", nearest_of(other, &["auto", "shm", "tcp"])),
+            format!("write auto, shm, tcp or verbs{}", nearest_of(other, &["auto", "shm", "tcp", "verbs"])),
         ),
     }
 }
@@ -243,6 +255,14 @@ mod tests {
         assert_eq!(duration("1.5h"), Ok(Duration::from_secs(5400)));
         for wrong in ["", "s", "-1", "0", "1x", "1e400", "99999999999999999999", "∞", "1.2.3"] {
             assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_keep_within_their_range() {
+        assert_eq!(number::<u8>("7", 0..=7), Ok(7));
+        for wrong in ["8", "-1", "", "x", "1.5", "99999999999999999999"] {
+            assert!(number::<u8>(wrong, 0..=7).is_err(), "{wrong}");
         }
     }
 

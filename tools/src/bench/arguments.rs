@@ -134,6 +134,8 @@ pub enum Transport {
     Shm,
     /// TCP.
     Tcp,
+    /// InfiniBand or RoCE.
+    Verbs,
 }
 
 /// Which memory buffers are.

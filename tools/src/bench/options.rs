@@ -85,7 +85,7 @@ pub fn check(a: Arguments) -> Result<Options, Error> {
     if let Some(ranks) = a.ranks.filter(|n| !(1..=1024).contains(n)) {
         return wrong(format!("--ranks {ranks}: from 1 to 1024 ranks can be started on one host"));
     }
-    if a.threads && matches!(a.transport, Some(Transport::Shm | Transport::Tcp)) {
+    if a.threads && matches!(a.transport, Some(Transport::Shm | Transport::Tcp | Transport::Verbs)) {
         return wrong(
             "--threads reaches ranks through their common memory (local); leave out --threads or --transport"
                 .into(),

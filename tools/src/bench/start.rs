@@ -54,6 +54,7 @@ fn config(options: &Options) -> Result<Config, Error> {
         Some(Transport::Auto) => "auto",
         Some(Transport::Shm) => "shm",
         Some(Transport::Tcp) => "tcp",
+        Some(Transport::Verbs) => "verbs",
         Some(Transport::Local) | None => return Ok(config),
     };
     Ok(config.with("ND_TRANSPORT", transport)?)

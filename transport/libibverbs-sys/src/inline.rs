@@ -85,3 +85,28 @@ pub unsafe fn query_port(
         errno => Err(errno),
     }
 }
+
+/// Registers memory of another device, such as a GPU, that has exported it as a dma-buf: `len` bytes from `offset` on, which
+/// peers know by `address` on. Null, with `errno`, where the kernel refuses it.
+///
+/// # Errors
+/// `Unsupported` where the library is too old.
+///
+/// # Safety
+/// As for `ibv_reg_dmabuf_mr`: the domain is alive, the descriptor open, and the memory stays until the registration ends.
+pub unsafe fn reg_dma_buf(
+    library: &Symbols,
+    domain: *mut ibv_pd,
+    fd: c_int,
+    (offset, len, address): (u64, usize, u64),
+    access: c_int,
+) -> std::io::Result<*mut ibv_mr> {
+    match &library.ibv_reg_dmabuf_mr {
+        // SAFETY: the caller's promise.
+        Ok(call) => Ok(unsafe { call(domain, offset, len, address, fd, access) }),
+        Err(_) => Err(std::io::Error::new(
+            std::io::ErrorKind::Unsupported,
+            "this libibverbs cannot register dma-bufs; rdma-core 34 or newer can",
+        )),
+    }
+}

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Endpoint, Parts, Way, bell_name, bell_socket};
+use super::{Endpoint, Parts, Way, bell_name, bell_socket, far_link, join_far};
 use crate::bell::Bell;
 use crate::cores;
 use crate::secure::Secret;
-use crate::tcp::{self, Tcp, TcpCard};
+use crate::tcp::{self, TcpCard};
 use crate::{Card, Config, Error, Result, Stop, Window};
 
 /// A part of an endpoint's ranks that is about to become a group of its own; see [`Endpoint::derive`].
@@ -56,16 +56,16 @@ impl Deriving {
             }
         }
         let far: Vec<_> =
-            (0..members.len()).filter(|&r| matches!(parent.ways[members[r]], Way::Tcp(_))).collect();
+            (0..members.len()).filter(|&r| matches!(parent.ways[members[r]], Way::Far(_))).collect();
         let bell_socket = match full.get(rank) {
             Some(mine) => bell_socket(members.len() - far.len(), members.len(), mine, card.sleep)?,
             None => None,
         };
-        let tcp = match (tcp, far.is_empty()) {
+        let (tcp, verbs) = match (tcp, far.is_empty()) {
             (Some(tcp), false) => {
-                Some(Tcp::start(tcp, rank, &full, &far, secret, parent.region.clone(), &config)?)
+                join_far(tcp, &parent.ports, (rank, &full, &far), secret, &parent.region, &config)?
             }
-            _ => None,
+            _ => (None, None),
         };
         let way = |(peer, &member): (usize, &usize)| match (&parent.ways[member], &tcp) {
             (Way::Own, _) => Way::Own,
@@ -74,8 +74,8 @@ impl Deriving {
                 let bell = Bell::new(bell_name(&full[peer], cards[peer].sleep));
                 Way::Shm(Arc::new(link.derive(peer, cards[peer].sleep, bell)))
             }
-            (Way::Tcp(_), Some(tcp)) => Way::Tcp(tcp.link(peer)),
-            (Way::Tcp(_), None) => unreachable!("a group with far members listens"),
+            (Way::Far(_), Some(tcp)) => Way::Far(far_link(tcp, &verbs, peer)),
+            (Way::Far(_), None) => unreachable!("a group with far members listens"),
         };
         let crowded = match &full[..] {
             [] => members.len() > cores::available(),
@@ -87,7 +87,9 @@ impl Deriving {
             region: parent.region.clone(),
             sleep: card.sleep,
             header: Some(header),
+            verbs,
             tcp,
+            ports: parent.ports.clone(),
             bell_socket,
             name: parent.name.clone(),
             crowded,
@@ -102,7 +104,7 @@ impl Endpoint {
     /// is registered here is registered there, and nothing else: threads may use both at once.
     pub fn derive(&self, members: &[usize]) -> Result<Deriving> {
         let header = self.region.alloc(1, true)?;
-        let far = members.iter().any(|&m| matches!(self.ways[m], Way::Tcp(_)));
+        let far = members.iter().any(|&m| matches!(self.ways[m], Way::Far(_)));
         let (tcp, tcp_card) = match far {
             true => Some(tcp::Listening::open(&self.config)?).unzip(),
             false => (None, None),

@@ -21,6 +21,7 @@ use crate::region::{Neighbours, SLEEP};
 use crate::secure::Secret;
 use crate::shm::{self, Arena, Limit, ShmLink};
 use crate::tcp::{self, Tcp};
+use crate::verbs::{self, Ports, Verbs};
 use crate::{
     Card, Choice, Config, Error, HostId, Link, OnStop, Region, Result, Stop, Transport, Window, sys,
 };
@@ -36,6 +37,7 @@ pub struct Opening {
     card: Card,
     shm: shm::Listening,
     tcp: tcp::Listening,
+    ports: Ports,
 }
 
 /// This rank's side of all its links.
@@ -47,7 +49,10 @@ pub struct Endpoint {
     region: Arc<Region>,
     sleep: u64,
     header: Option<Window>,
-    tcp: Option<Tcp>,
+    /// Ends before the connections that it leans on.
+    verbs: Option<Verbs>,
+    tcp: Option<Arc<Tcp>>,
+    ports: Ports,
     bell_socket: Option<BellSocket>,
     /// With what the names of this rank's sockets begin.
     name: Vec<u8>,
@@ -66,14 +71,15 @@ pub(crate) enum Way {
     Own,
     Local(Arc<LocalLink>),
     Shm(Arc<ShmLink>),
-    Tcp(Arc<dyn Link>),
+    /// By a connection, and perhaps by verbs beside it.
+    Far(Arc<dyn Link>),
 }
 
 impl Way {
-    /// Whether a word there can be used to wake the rank; by TCP none is.
+    /// Whether a word there can be used to wake the rank; from afar none is.
     fn has_word(&self, at: u64) -> bool {
         let mapped = match self {
-            Way::Own | Way::Tcp(_) => return true,
+            Way::Own | Way::Far(_) => return true,
             Way::Local(link) => &link.mapped,
             Way::Shm(link) => &link.mapped,
         };
@@ -88,7 +94,9 @@ pub(crate) struct Parts {
     pub region: Arc<Region>,
     pub sleep: u64,
     pub header: Option<Window>,
-    pub tcp: Option<Tcp>,
+    pub verbs: Option<Verbs>,
+    pub tcp: Option<Arc<Tcp>>,
+    pub ports: Ports,
     pub bell_socket: Option<BellSocket>,
     pub name: Vec<u8>,
     pub cards: Vec<Card>,
@@ -112,7 +120,7 @@ impl Opening {
         secret: &Secret,
         deadline: Instant,
     ) -> Result<Endpoint> {
-        let Opening { config, card, shm, tcp } = self;
+        let Opening { config, card, shm, tcp, ports } = self;
         let same_host = |r: usize| cards[r].host == card.host;
         let crowded = cores::crowded(&cards, rank);
         if let (Choice::Shm, Some(far)) = (config.transport, (0..cards.len()).find(|&r| !same_host(r))) {
@@ -123,7 +131,7 @@ impl Opening {
             );
             return Err(Error::Unreachable { from: rank, to: far, why });
         }
-        let shares = |r: usize| r == rank || (config.transport != Choice::Tcp && same_host(r));
+        let shares = |r: usize| r == rank || (shares_memory(config.transport) && same_host(r));
         let locals: Vec<_> = (0..cards.len()).filter(|&r| shares(r)).map(|r| (r, &cards[r].shm)).collect();
         if config.cross_memory {
             sys::allow_cross_memory();
@@ -143,9 +151,10 @@ impl Opening {
         let processes = locals.iter().map(|l| (cards[l.0].pid, cards[l.0].process_start)).collect();
         let neighbours = Neighbours { processes, me };
         let far: Vec<_> = (0..cards.len()).filter(|&r| place(r).is_none()).collect();
-        let tcp = (!far.is_empty())
-            .then(|| Tcp::start(tcp, rank, &cards, &far, secret, region.clone(), &config))
-            .transpose()?;
+        let (tcp, verbs) = match far.is_empty() {
+            true => (None, None),
+            false => join_far(tcp, &ports, (rank, &cards, &far), secret, &region, &config)?,
+        };
         let way = |peer: usize| match (place(peer), &tcp) {
             _ if peer == rank => Way::Own,
             (Some(place), _) => Way::Shm(Arc::new(ShmLink {
@@ -159,7 +168,7 @@ impl Opening {
                 },
                 probed: OnceLock::new(),
             })),
-            (None, Some(tcp)) => Way::Tcp(tcp.link(peer)),
+            (None, Some(tcp)) => Way::Far(far_link(tcp, &verbs, peer)),
             (None, None) => unreachable!("there is tcp where a rank is far"),
         };
         let ways = (0..cards.len()).map(way).collect();
@@ -169,7 +178,9 @@ impl Opening {
             region,
             sleep: SLEEP,
             header: None,
+            verbs,
             tcp,
+            ports,
             bell_socket,
             name: card.shm.name,
             cards,
@@ -177,6 +188,33 @@ impl Opening {
             config,
         }))
     }
+}
+
+/// Whether ranks of one host reach each other by their memory.
+fn shares_memory(choice: Choice) -> bool {
+    matches!(choice, Choice::Auto | Choice::Shm)
+}
+
+/// Joins a rank with those that share no memory with it.
+fn join_far(
+    listening: tcp::Listening,
+    ports: &Ports,
+    (rank, cards, far): (usize, &[Card], &[usize]),
+    secret: &Secret,
+    region: &Arc<Region>,
+    config: &Config,
+) -> Result<(Option<Arc<Tcp>>, Option<Verbs>)> {
+    let fabric = verbs::start(ports, (rank, cards, far), region, config)?;
+    let rider = verbs::rider(&fabric);
+    let tcp = Tcp::start(listening, rank, cards, far, secret, (region.clone(), rider), config)?;
+    let tcp = Arc::new(tcp);
+    let start = |fabric| Verbs::new(fabric, tcp.clone(), cards, config.start_timeout);
+    let verbs = fabric.map(start).transpose()?;
+    Ok((Some(tcp), verbs))
+}
+
+fn far_link(tcp: &Tcp, verbs: &Option<Verbs>, peer: usize) -> Arc<dyn Link> {
+    verbs.as_ref().and_then(|verbs| verbs.link(peer)).unwrap_or_else(|| tcp.link(peer))
 }
 
 /// What is seen of a process of this host that is gone, or that somebody surely saw to be.
@@ -205,6 +243,7 @@ impl Endpoint {
     pub fn open(config: &Config) -> Result<Opening> {
         let shm = shm::Listening::open()?;
         let (tcp, tcp_card) = tcp::Listening::open(config)?;
+        let ports = Ports::open(config)?;
         let pid = std::process::id();
         let card = Card {
             host: HostId::here(config.host_id.as_deref()),
@@ -215,20 +254,21 @@ impl Endpoint {
             process_start: process_start(pid).unwrap_or_default(),
             shm: shm.card.clone(),
             tcp: tcp_card,
+            verbs: ports.offer.clone(),
         };
-        Ok(Opening { config: config.clone(), card, shm, tcp })
+        Ok(Opening { config: config.clone(), card, shm, tcp, ports })
     }
 
     pub(crate) fn assemble(parts: Parts) -> Endpoint {
-        let Parts { rank, ways, region, sleep, header, tcp, bell_socket, name, cards, crowded, config } =
-            parts;
+        let Parts { rank, ways, region, sleep, header, verbs, tcp, ports, .. } = parts;
+        let Parts { bell_socket, name, cards, crowded, config, .. } = parts;
         let link = |way: &Way| match way {
             Way::Own => None,
             Way::Local(link) => Some(link.clone() as Arc<dyn Link>),
             Way::Shm(link) => Some(link.clone() as Arc<dyn Link>),
-            Way::Tcp(link) => Some(link.clone()),
+            Way::Far(link) => Some(link.clone()),
         };
-        let (asleep, waker) = (region.clone(), tcp.as_ref().map(Tcp::waker));
+        let (asleep, waker) = (region.clone(), tcp.as_ref().map(|tcp| tcp.waker()));
         let woken = config.stop.on_ask(move || {
             Bell::default().ring(asleep.word(sleep));
             if let Some(wake) = &waker {
@@ -244,7 +284,9 @@ impl Endpoint {
             region,
             sleep,
             header,
+            verbs,
             tcp,
+            ports,
             bell_socket,
             name,
             cards,
@@ -290,9 +332,14 @@ impl Endpoint {
         let inside = match self.config.transport {
             _ if local => Transport::Local,
             Choice::Tcp => Transport::Tcp,
+            Choice::Verbs => Transport::Verbs,
             Choice::Auto | Choice::Shm => Transport::Shm,
         };
-        [inside, Transport::Tcp].map(Transport::name)
+        let across = match verbs::joins_all(&self.cards) {
+            true => Transport::Verbs,
+            false => Transport::Tcp,
+        };
+        [inside, across].map(Transport::name)
     }
 
     /// A number that ranks share if and only if they share the cores of one machine, in whatever containers.
@@ -338,13 +385,21 @@ impl Endpoint {
             }
         }
         if let Some(tcp) = &self.tcp {
-            moved |= tcp.progress()?;
+            let read = tcp.progress();
+            // Whatever happened to connections: what came by verbs before is taken.
+            if let Some(verbs) = &self.verbs {
+                moved |= verbs.progress()?;
+            }
+            moved |= read?;
         }
         Ok(moved)
     }
 
     /// Sees what was put on its way, as far as that needs this rank.
     fn flush(&self) {
+        if let Some(verbs) = &self.verbs {
+            verbs.flush();
+        }
         if let Some(tcp) = &self.tcp {
             tcp.flush();
         }
@@ -358,6 +413,9 @@ impl Endpoint {
 
     /// Something has failed: leaving does not wait until the peers have what was sent to them, beyond a moment.
     pub fn give_up(&self) {
+        if let Some(verbs) = &self.verbs {
+            verbs.give_up();
+        }
         if let Some(tcp) = &self.tcp {
             tcp.give_up();
         }
@@ -366,6 +424,9 @@ impl Endpoint {
     /// All memory that was put may be reused from here on: what was not flushed is not sent any more, and the peers that it
     /// was for lose this rank.
     pub fn let_go(&self) {
+        if let Some(verbs) = &self.verbs {
+            verbs.let_go();
+        }
         if let Some(tcp) = &self.tcp {
             tcp.let_go();
         }
@@ -377,7 +438,10 @@ impl Endpoint {
             Way::Own => None,
             Way::Local(link) => link.lost().then(|| "lost on purpose".to_string()),
             Way::Shm(_) => gone(&self.cards[peer], false),
-            Way::Tcp(_) => self.tcp.as_ref().and_then(|tcp| tcp.lost(peer)),
+            Way::Far(_) => match &self.verbs {
+                Some(verbs) if verbs.rides(peer) => verbs.lost(peer),
+                _ => self.tcp.as_ref().and_then(|tcp| tcp.lost(peer)),
+            },
         }?;
         Some(self.peer_lost(peer, cause))
     }
@@ -400,11 +464,14 @@ impl Endpoint {
         match &self.ways[peer] {
             Way::Own => None,
             Way::Local(link) => link.lost().then(|| "lost on purpose".to_string()),
-            Way::Shm(_) | Way::Tcp(_) if process.is_some_and(gone) => {
+            Way::Shm(_) | Way::Far(_) if process.is_some_and(gone) => {
                 process.map(|card| format!("its process {} is gone", card.pid))
             }
             Way::Shm(_) => None,
-            Way::Tcp(_) => self.tcp.as_ref().and_then(|tcp| tcp.ended(peer)),
+            Way::Far(_) => match &self.verbs {
+                Some(verbs) if verbs.rides(peer) => verbs.ended(peer),
+                _ => self.tcp.as_ref().and_then(|tcp| tcp.ended(peer)),
+            },
         }
     }
 
@@ -419,7 +486,7 @@ impl Endpoint {
             Way::Own => None,
             Way::Local(link) => Some(Number::Name(meeting_name(&link.name, link.mapped.sleep))),
             Way::Shm(link) => Some(Number::Name(meeting_name(&self.cards[peer].shm.name, link.mapped.sleep))),
-            Way::Tcp(_) => calls.clone().map(Number::Port),
+            Way::Far(_) => calls.clone().map(Number::Port),
         };
         let numbers: Vec<_> = self.ways.iter().enumerate().map(number).collect();
         let near = numbers.iter().any(|number| matches!(number, Some(Number::Name(_))));

@@ -144,7 +144,14 @@ impl Endpoint {
             Some(tcp) => {
                 let mut slept = Ok(());
                 bell::sleep_in_poll(word, ready, || {
-                    slept = tcp.park(self.bell_socket.as_ref().map(AsFd::as_fd), timeout)
+                    slept = match &self.verbs {
+                        Some(verbs) => verbs.arm(),
+                        None => Ok(true),
+                    }
+                    .and_then(|sleeps| match sleeps {
+                        true => tcp.park(self.bell_socket.as_ref().map(AsFd::as_fd), timeout),
+                        false => Ok(()),
+                    })
                 });
                 slept
             }

@@ -13,6 +13,7 @@ use crate::link::{Abilities, Cost, Link, Part, Signal, Ticket, Transport};
 use crate::mapped::Mapped;
 use crate::region::{Region, SLEEP};
 use crate::sys::{self, Mapping, memory_file};
+use crate::verbs::Ports;
 use crate::{Config, Error, Result, Stop};
 
 /// What goes wrong, on purpose.
@@ -61,7 +62,9 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
             region: regions[me].clone(),
             sleep: SLEEP,
             header: None,
+            verbs: None,
             tcp: None,
+            ports: Ports::default(),
             bell_socket: None,
             name: name(me),
             cards: Vec::new(),

@@ -131,6 +131,15 @@ impl Door {
         identity: Identity,
     ) -> Result<Connection> {
         session.send(WELCOME)?;
+        if let Some(rider) = self.common.rider.as_ref().filter(|rider| rider.rides(identity.from)) {
+            rider.respond(identity.from, &mut session).inspect_err(|e| {
+                // That there is no other way is for this rank's user, too.
+                if let Error::Unreachable { from, to, why } = e {
+                    let again = Error::Unreachable { from: *from, to: *to, why: why.clone() };
+                    self.common.arrivals.push(Err(again));
+                }
+            })?;
+        }
         if session.receive(CONFIRMED.len())? != CONFIRMED {
             return Err(refused(address, "did not confirm its connection"));
         }

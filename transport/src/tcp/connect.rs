@@ -115,6 +115,8 @@ fn once(
             Err(e) => {
                 tried.what.push(format!("{}{}: {e}", candidate.to, via(candidate)));
                 match e {
+                    // It is there, and there is no other way for the payload as there must be.
+                    Error::Unreachable { .. } => return Err(e),
                     // Leaving, or making room, or no peer at all: another address may be right.
                     Error::Refused { why, .. } if why.starts_with(CLOSED) => tried.hung_up = true,
                     Error::System { source, .. } => tried.hung_up |= hung_up(&source),
@@ -217,6 +219,9 @@ fn introduce(
     if answer != WELCOME {
         let why = String::from_utf8_lossy(&answer).into_owned();
         return Err(Error::Refused { who: "the other side".into(), why });
+    }
+    if let Some(rider) = common.rider.as_ref().filter(|rider| rider.rides(target.to)) {
+        rider.initiate(target.to, &mut session)?;
     }
     session.send(CONFIRMED)?;
     let keys = keys(&session, common, identity, Side::Initiator);

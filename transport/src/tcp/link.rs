@@ -16,6 +16,7 @@ use super::landing::Landings;
 use super::meeting::{Arrival, Arrivals, Dialled, Meeting, Turn};
 use super::outgoing::{Gone, Outgoing};
 use super::pacing::Preferred;
+use super::rider::Rider;
 use super::wire::{HEAD, Put};
 use crate::secure::Secret;
 use crate::{Abilities, Cost, Error, INLINE_PART, Link, Part, Result, Signal, Stop, Ticket, Transport};
@@ -39,6 +40,10 @@ pub struct Common {
     pub given_up: AtomicBool,
     /// Ends long attempts to connect.
     pub stop: Stop,
+    /// Another way for the payload.
+    pub rider: Option<Arc<dyn Rider>>,
+    /// How many links have ended.
+    pub ends: AtomicUsize,
 }
 
 impl Common {
@@ -116,7 +121,8 @@ impl TcpLink {
         self.landings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn gone(&self) -> Option<&Gone> {
+    /// How the peer has left, if it has.
+    pub(crate) fn gone(&self) -> Option<&Gone> {
         self.gone.get()
     }
 
@@ -177,6 +183,7 @@ impl TcpLink {
         }
         let error = (owes || !gone.orderly).then(|| self.lost(&gone.cause));
         let first = self.gone.set(gone).is_ok();
+        self.common.ends.fetch_add(1, Ordering::AcqRel);
         self.meeting.end();
         self.forget();
         error.filter(|_| first)
@@ -310,6 +317,11 @@ impl TcpLink {
             *guard = Some(Outgoing::new(connection));
         }
         Ok(guard.as_mut().expect("opened above"))
+    }
+
+    /// Connects, if that is still to be done, within the time that a start may take.
+    pub(crate) fn ready(&self) -> Result<()> {
+        self.opened(&mut self.out()).map(|_| ())
     }
 
     /// What the endpoint sends its goodbye on, if there is a connection.

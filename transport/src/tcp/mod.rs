@@ -20,6 +20,7 @@
 //! | `outgoing`, `link` | sending |
 //! | `receive` | receiving |
 //! | `landing` | the caller's memory that a peer may put into |
+//! | `rider` | another way for the payload, agreed on while connecting |
 //! | `raw` | lent and exposed memory in system calls |
 //!
 //! **Progress.** With few connections each is simply read, which costs one system call and no detour by way of the
@@ -49,6 +50,7 @@ mod pacing;
 mod rails;
 mod raw;
 mod receive;
+mod rider;
 pub mod seal;
 #[cfg(test)]
 mod tests;
@@ -67,16 +69,18 @@ use mio::{Events, Interest, Poll, Token, Waker};
 pub use address::{Advertised, TcpCard};
 pub(crate) use calls::{Called, Calls};
 pub use connect::connect_within;
+pub(crate) use link::TcpLink;
 pub use listen::Listening;
+pub(crate) use outgoing::Gone;
+pub(crate) use rider::{Rider, Talk};
 
 use crate::secure::Secret;
 use crate::{Card, Config, Cost, Error, Forked, Link, Region, Result};
 use accept::Acceptor;
 use address::{Candidate, Filter, Interface, candidates};
 use calls::Callers;
-use link::{Common, TcpLink};
+use link::Common;
 use meeting::{Arrival, Arrivals};
-use outgoing::Gone;
 use receive::{BUFFER, End, Incoming, Memory};
 
 /// Up to this many connections are read without asking the poll first.
@@ -90,6 +94,8 @@ const FAREWELL_TICK: Duration = Duration::from_micros(100);
 
 const WAKE: Token = Token(usize::MAX - 1);
 const BELL: Token = Token(usize::MAX - 2);
+/// Of all descriptors that are watched for the rider.
+const STIR: Token = Token(usize::MAX - 3);
 
 /// All connections of one rank.
 #[derive(Debug)]
@@ -111,8 +117,9 @@ struct Inbox {
     events: Events,
     /// By place.
     incoming: Vec<Option<Incoming>>,
-    /// The places that have one.
+    /// The places that have one, and of how many the payload goes another way.
     live: Vec<usize>,
+    quiet: usize,
     buffer: Box<[u8]>,
     calls: u32,
     /// What progress has not reported yet.
@@ -127,7 +134,7 @@ impl Tcp {
         cards: &[Card],
         peers: &[usize],
         secret: &Secret,
-        region: Arc<Region>,
+        (region, rider): (Arc<Region>, Option<Arc<dyn Rider>>),
         config: &Config,
     ) -> Result<Tcp> {
         let poll = Poll::new().map_err(|e| listen::descriptors("starting to watch connections", e))?;
@@ -146,6 +153,8 @@ impl Tcp {
             closed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
             stop: config.stop.clone(),
+            rider,
+            ends: AtomicUsize::new(0),
         });
         let filter = Filter::parse(&config.interfaces);
         let index = cards[..me].iter().filter(|card| card.host == cards[me].host).count();
@@ -168,6 +177,7 @@ impl Tcp {
                 events: Events::with_capacity(256),
                 incoming: links.iter().map(|_| None).collect(),
                 live: Vec::with_capacity(links.len()),
+                quiet: 0,
                 buffer: vec![0; BUFFER].into(),
                 calls: 0,
                 errors: Vec::new(),
@@ -180,7 +190,26 @@ impl Tcp {
 
     /// The way to `peer`, which is one of those that [`Tcp::start`] was given.
     pub fn link(&self, peer: usize) -> Arc<dyn Link> {
+        self.tcp_link(peer)
+    }
+
+    /// The same, for whoever rides on it.
+    pub(crate) fn tcp_link(&self, peer: usize) -> Arc<TcpLink> {
         self.links[self.slots[&peer]].clone()
+    }
+
+    /// How many peers have left or were lost.
+    #[inline]
+    pub(crate) fn ends(&self) -> usize {
+        self.common.ends.load(Ordering::Acquire)
+    }
+
+    /// Wakes whoever is in [`Tcp::park`] when this can be read, and tells the rider.
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> Result<()> {
+        let fd = fd.as_raw_fd();
+        let inbox = self.inbox();
+        let watched = inbox.poll.registry().register(&mut SourceFd(&fd), STIR, Interest::READABLE);
+        watched.map_err(|e| Error::system("watching a device", e))
     }
 
     /// The peers, to talk to beside the links; works as long as this answers its port.
@@ -199,7 +228,9 @@ impl Tcp {
             self.adopt(&mut inbox);
             moved = true;
         }
-        let direct = inbox.live.len() <= DIRECT;
+        // Those whose payload goes another way have nothing to say but a last word.
+        let busy = inbox.live.len() - inbox.quiet;
+        let direct = busy <= DIRECT;
         inbox.calls = inbox.calls.wrapping_add(1);
         if !direct || inbox.calls.is_multiple_of(SELDOM) {
             self.poll(&mut inbox, Duration::ZERO)?;
@@ -284,7 +315,11 @@ impl Tcp {
             Error::system(format!("watching the connection with rank {}", self.links[slot].peer), e)
         })?;
         inbox.live.push(slot);
-        inbox.incoming[slot] = Some(Incoming::new(connection));
+        let mut incoming = Incoming::new(connection);
+        let peer = self.links[slot].peer;
+        incoming.quiet = self.common.rider.as_ref().is_some_and(|rider| rider.carries(peer));
+        inbox.quiet += usize::from(incoming.quiet);
+        inbox.incoming[slot] = Some(incoming);
         Ok(())
     }
 
@@ -292,7 +327,7 @@ impl Tcp {
     #[inline]
     fn receive(&self, inbox: &mut Inbox, slot: usize, direct: bool) -> bool {
         let Some(incoming) = &mut inbox.incoming[slot] else { return false };
-        if !(direct || incoming.ready) {
+        if !((direct && !incoming.quiet) || incoming.ready) {
             return false;
         }
         // Held meanwhile: what is withdrawn is not being written.
@@ -309,7 +344,8 @@ impl Tcp {
     #[cold]
     fn over(&self, inbox: &mut Inbox, slot: usize, end: End) {
         inbox.live.retain(|&s| s != slot);
-        inbox.incoming[slot] = None;
+        let ended = inbox.incoming[slot].take();
+        inbox.quiet -= usize::from(ended.is_some_and(|incoming| incoming.quiet));
         let link = &self.links[slot];
         let error = match end {
             End::Goodbye => link.end(Gone::goodbye()),
@@ -333,6 +369,11 @@ impl Tcp {
             match event.token() {
                 WAKE => {}
                 BELL => rung = true,
+                STIR => {
+                    if let Some(rider) = &self.common.rider {
+                        rider.stir();
+                    }
+                }
                 Token(slot) => {
                     if event.is_writable() {
                         self.links[slot].unblock();

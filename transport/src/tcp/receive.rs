@@ -69,6 +69,8 @@ pub struct Incoming {
     frames: Frames,
     /// The poll said that something is there, and it was not yet read to its end.
     pub ready: bool,
+    /// It is read only when the poll says so.
+    pub quiet: bool,
 }
 
 /// What comes, as frames.
@@ -81,7 +83,7 @@ struct Frames {
 
 impl Incoming {
     pub fn new(connection: Arc<Connection>) -> Incoming {
-        Incoming { connection, frames: Frames::default(), ready: true }
+        Incoming { connection, frames: Frames::default(), ready: true, quiet: false }
     }
 
     /// Receives what is there, up to one turn; whether anything was, and the end if it came.

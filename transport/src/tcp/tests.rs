@@ -56,6 +56,7 @@ fn opened(n: usize, config: &Config) -> (Vec<Listening>, Vec<Card>) {
                     process_start: 0,
                     shm,
                     tcp,
+                    verbs: Default::default(),
                 },
             )
         })
@@ -74,7 +75,7 @@ fn start(
     let flags = region.alloc(4096, true).unwrap();
     let data = region.alloc(bytes as u64, true).unwrap();
     let peers: Vec<usize> = (0..cards.len()).filter(|&p| p != me).collect();
-    let tcp = Tcp::start(listening, me, cards, &peers, secret, region, config).unwrap();
+    let tcp = Tcp::start(listening, me, cards, &peers, secret, (region, None), config).unwrap();
     Rank { tcp, port: cards[me].tcp.port, flags, data }
 }
 

@@ -1,0 +1,710 @@
+//! All queue pairs of an endpoint: what the devices have done, and how pairs of ranks come to be joined.
+#![allow(unsafe_code)] // reads receive buffers
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use libibverbs_sys::bindings::*;
+
+use super::adapter::{Adapter, PROBE, RECEIVED};
+use super::hello::{self, Hello, Said};
+use super::post::Target;
+use super::queue::{Fault, Queue};
+use super::sys::{Care, Event, QueuePair, Route};
+use crate::tcp::{Rider, Talk};
+use crate::{Error, Region, Result};
+
+/// Completions taken off at once.
+const POLL: usize = 32;
+/// How long a probe may take before the way counts as closed.
+const PROBING: Duration = Duration::from_secs(3);
+/// How long it is looked for without a pause.
+const PROBE_SPIN: Duration = Duration::from_millis(1);
+const PROBE_TICK: Duration = Duration::from_micros(200);
+
+/// By which port a rank reaches a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rail {
+    /// The place of the device's adapter.
+    pub adapter: usize,
+    /// The port's number.
+    pub port: u8,
+    /// The index of its address.
+    pub gid_index: u8,
+    /// Both ports, for people.
+    pub name: String,
+}
+
+/// How far two ranks have come.
+#[derive(Debug)]
+pub enum State {
+    /// They have not met.
+    Apart,
+    /// The way is being tried.
+    Joining(Box<Queue>),
+    /// They are joined.
+    Joined(Box<Queue>),
+    /// Their payload goes by TCP.
+    Plain,
+    /// They were joined, and are no more.
+    Over(String),
+}
+
+/// A peer.
+#[derive(Debug)]
+pub struct Pair {
+    /// Its rank.
+    pub peer: usize,
+    /// Its host, as it named itself.
+    pub host: String,
+    /// By which ports.
+    pub rail: Rail,
+    state: Mutex<State>,
+    /// Puts that lent memory and are flushed.
+    flushed: AtomicU64,
+    /// Something waits to be posted.
+    waiting: AtomicBool,
+    path: OnceLock<String>,
+}
+
+impl Pair {
+    /// With a peer that was not met yet.
+    pub fn new(peer: usize, host: String, rail: Rail) -> Pair {
+        Pair {
+            peer,
+            host,
+            rail,
+            state: Mutex::new(State::Apart),
+            flushed: AtomicU64::new(0),
+            waiting: AtomicBool::new(false),
+            path: OnceLock::new(),
+        }
+    }
+
+    /// How far the two have come.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Between which ports, once joined.
+    pub fn path(&self) -> Option<&String> {
+        self.path.get()
+    }
+
+    /// Whether the memory of a put may be reused.
+    pub fn is_flushed(&self, ticket: u64) -> bool {
+        self.flushed.load(Ordering::Acquire) >= ticket
+    }
+
+    fn lost(&self, cause: &str) -> Error {
+        Error::PeerLost { rank: self.peer, host: self.host.clone(), cause: cause.into() }
+    }
+}
+
+/// All queue pairs of an endpoint.
+#[derive(Debug)]
+pub struct Fabric {
+    me: usize,
+    /// Verbs or an error.
+    strict: bool,
+    /// By place; some may not have come about, for a reason.
+    adapters: Vec<Result<Arc<Adapter>, String>>,
+    pairs: Vec<Arc<Pair>>,
+    by_rank: HashMap<usize, Arc<Pair>>,
+    region: Arc<Region>,
+    care: Care,
+    inbox: Mutex<Inbox>,
+    /// How many pairs have something waiting.
+    waiting: AtomicUsize,
+    given_up: AtomicBool,
+    /// Something happened to a device, or a completion woke a sleeper.
+    stirred: AtomicBool,
+    /// Somebody was told that a peer is not reached by verbs.
+    warned: AtomicBool,
+}
+
+struct Inbox {
+    /// By the adapter's place and the number of the queue pair.
+    routes: HashMap<(usize, u32), Arc<Pair>>,
+    completions: Box<[ibv_wc; POLL]>,
+    /// Receive buffers to be given back.
+    taken: Vec<u32>,
+    /// The next completion is told of.
+    armed: bool,
+    /// What of the devices' forgotten windows the pairs know.
+    forgotten: u64,
+    /// What progress has not reported yet.
+    errors: Vec<Error>,
+}
+
+// SAFETY: the context pointers in completions are never followed.
+unsafe impl Send for Inbox {}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Inbox({} queue pairs)", self.routes.len())
+    }
+}
+
+impl Fabric {
+    /// With these peers.
+    pub fn new(
+        me: usize,
+        strict: bool,
+        adapters: Vec<Result<Arc<Adapter>, String>>,
+        pairs: Vec<Pair>,
+        region: Arc<Region>,
+        care: Care,
+    ) -> Fabric {
+        let pairs: Vec<_> = pairs.into_iter().map(Arc::new).collect();
+        // SAFETY: plain numbers, for which zero is valid.
+        let completions = Box::new([unsafe { std::mem::zeroed() }; POLL]);
+        let forgotten = adapters.iter().flatten().map(|a| a.device.forgotten()).sum();
+        Fabric {
+            me,
+            strict,
+            adapters,
+            by_rank: pairs.iter().map(|pair| (pair.peer, pair.clone())).collect(),
+            pairs,
+            region,
+            care,
+            inbox: Mutex::new(Inbox {
+                routes: HashMap::new(),
+                completions,
+                taken: Vec::with_capacity(POLL),
+                armed: false,
+                forgotten,
+                errors: Vec::new(),
+            }),
+            waiting: AtomicUsize::new(0),
+            given_up: AtomicBool::new(false),
+            stirred: AtomicBool::new(false),
+            warned: AtomicBool::new(false),
+        }
+    }
+
+    /// The peers that are to be reached this way.
+    pub fn pairs(&self) -> &[Arc<Pair>] {
+        &self.pairs
+    }
+
+    /// What there is on the devices.
+    pub fn adapters(&self) -> impl Iterator<Item = &Arc<Adapter>> {
+        self.adapters.iter().flatten()
+    }
+
+    /// This rank.
+    pub fn me(&self) -> usize {
+        self.me
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something has failed: what is said from here on goes by TCP.
+    pub fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
+    }
+
+    /// See [`Fabric::give_up`].
+    #[inline]
+    pub fn has_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
+    }
+
+    /// Something waits to be posted to this peer.
+    #[inline]
+    pub fn set_waiting(&self, pair: &Pair, now: bool) {
+        if pair.waiting.swap(now, Ordering::AcqRel) != now {
+            if now {
+                self.waiting.fetch_add(1, Ordering::AcqRel);
+            } else {
+                self.waiting.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Hands to the devices what waits; whether there was anything.
+    pub fn flush(&self) -> bool {
+        let mut moved = false;
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        for pair in self.pairs.iter().filter(|pair| pair.waiting.load(Ordering::Acquire)) {
+            let mut state = pair.state();
+            let State::Joined(queue) = &mut *state else { continue };
+            match queue.flush() {
+                Ok(some) => {
+                    moved |= some;
+                    pair.flushed.fetch_max(queue.flushed(), Ordering::AcqRel);
+                    let waits = queue.waits();
+                    self.set_waiting(pair, waits);
+                }
+                Err(fault) => {
+                    drop(state);
+                    self.fail(&mut self.inbox(), pair, fault);
+                    moved = true;
+                }
+            }
+        }
+        moved
+    }
+
+    /// Moves what can move without waiting; whether something did. A peer that is lost is an error, once.
+    pub fn progress(&self) -> Result<bool> {
+        let mut moved = self.flush();
+        let mut inbox = self.inbox();
+        moved |= self.collect(&mut inbox);
+        let error = (!inbox.errors.is_empty()).then(|| inbox.errors.remove(0));
+        drop(inbox);
+        if moved {
+            self.flush();
+        }
+        error.map_or(Ok(moved), Err)
+    }
+
+    /// Takes what the devices have done.
+    fn collect(&self, inbox: &mut Inbox) -> bool {
+        let mut moved = false;
+        if self.stirred.swap(false, Ordering::AcqRel) {
+            self.hear(inbox);
+        }
+        for place in 0..self.adapters.len() {
+            moved |= self.collect_from(inbox, place);
+        }
+        let forgotten: u64 = self.adapters().map(|a| a.device.forgotten()).sum();
+        if forgotten != inbox.forgotten {
+            inbox.forgotten = forgotten;
+            for pair in &self.pairs {
+                if let State::Joined(queue) = &mut *pair.state() {
+                    queue.forget_windows();
+                    if queue.waits() {
+                        self.set_waiting(pair, true);
+                    }
+                }
+            }
+        }
+        moved
+    }
+
+    fn collect_from(&self, inbox: &mut Inbox, place: usize) -> bool {
+        let Ok(adapter) = self.adapters[place].clone() else { return false };
+        let mut moved = false;
+        loop {
+            let count = match adapter.completions.poll(&mut inbox.completions[..]) {
+                Ok(0) => return moved,
+                Ok(count) => count,
+                Err(e) => {
+                    self.fail_all(inbox, place, &format!("its completion queue cannot be read: {e}"));
+                    return true;
+                }
+            };
+            moved = true;
+            for i in 0..count {
+                let completion = inbox.completions[i];
+                self.completed(inbox, place, &adapter, &completion);
+            }
+            if !inbox.taken.is_empty() {
+                let posted = adapter.post(inbox.taken.drain(..));
+                if let Err(e) = posted {
+                    self.fail_all(inbox, place, &format!("its receive queue takes no more: {e}"));
+                }
+            }
+            if count < POLL {
+                return true;
+            }
+        }
+    }
+
+    fn completed(&self, inbox: &mut Inbox, place: usize, adapter: &Adapter, completion: &ibv_wc) {
+        let received = completion.wr_id & RECEIVED != 0;
+        let buffer = (completion.wr_id & !RECEIVED) as u32;
+        let route = inbox.routes.get(&(place, completion.qp_num)).cloned();
+        if received {
+            inbox.taken.push(buffer);
+        }
+        // Of a queue pair that is no more.
+        let Some(pair) = route else { return };
+        let mut state = pair.state();
+        let (State::Joined(queue) | State::Joining(queue)) = &mut *state else { return };
+        let done = match completion.status {
+            IBV_WC_SUCCESS if received => {
+                // SAFETY: complete, and given back after this.
+                queue.receive(unsafe { adapter.message(buffer, completion.byte_len) })
+            }
+            IBV_WC_SUCCESS => {
+                queue.complete(completion.wr_id);
+                pair.flushed.fetch_max(queue.flushed(), Ordering::AcqRel);
+                Ok(())
+            }
+            status => Err(Fault::Broken(cause(status, adapter.is_down(pair.rail.port), &pair.rail.name))),
+        };
+        if queue.waits() {
+            self.set_waiting(&pair, true);
+        }
+        drop(state);
+        if let Err(fault) = done {
+            self.fail(inbox, &pair, fault);
+        }
+    }
+
+    /// Takes what happened to the devices.
+    #[cold]
+    fn hear(&self, inbox: &mut Inbox) {
+        for (place, adapter) in self.adapters.iter().enumerate() {
+            let Ok(adapter) = adapter else { continue };
+            if adapter.completions.take_events() {
+                inbox.armed = false;
+            }
+            let device = adapter.device.context();
+            while let Some(event) = device.event() {
+                match event {
+                    Event::Port { port, up } => {
+                        adapter.set_down(port, !up);
+                        let (name, now) = (device.name(), if up { "up again" } else { "down" });
+                        tracing::warn!("rank {}: port {name}:{port} is {now}", self.me);
+                    }
+                    Event::Fatal => {
+                        let name = device.name();
+                        self.fail_all(inbox, place, &format!("RDMA device {name} of this rank has failed"));
+                    }
+                    Event::Pair(number) => {
+                        if let Some(pair) = inbox.routes.get(&(place, number)).cloned() {
+                            let why = "the device gave up their queue pair, as it does when the peer writes to memory that \
+                                       was taken back";
+                            self.fail(inbox, &pair, Fault::Broken(why.into()));
+                        }
+                    }
+                    Event::Other => {}
+                }
+            }
+        }
+    }
+
+    fn fail_all(&self, inbox: &mut Inbox, place: usize, why: &str) {
+        let all: Vec<_> =
+            inbox.routes.iter().filter(|(at, _)| at.0 == place).map(|(_, p)| p.clone()).collect();
+        for pair in all {
+            self.fail(inbox, &pair, Fault::Broken(why.into()));
+        }
+    }
+
+    /// The queue pair is of no use any more.
+    #[cold]
+    fn fail(&self, inbox: &mut Inbox, pair: &Pair, fault: Fault) {
+        let (cause, error) = match fault {
+            Fault::Broken(cause) => (cause.clone(), pair.lost(&cause)),
+            Fault::Protocol(what) => {
+                (format!("it broke the protocol: {what}"), Error::Protocol { rank: pair.peer, what })
+            }
+            Fault::Outside(what) => {
+                (format!("this rank broke the protocol: {what}"), Error::Protocol { rank: self.me, what })
+            }
+            Fault::Here(error) => (error.to_string(), error),
+        };
+        let joined = self.end(inbox, pair, &cause);
+        if joined && !self.has_given_up() {
+            inbox.errors.push(error);
+        }
+    }
+
+    /// Ends a pair's queue, if it has one; whether they were joined.
+    fn end(&self, inbox: &mut Inbox, pair: &Pair, cause: &str) -> bool {
+        let mut state = pair.state();
+        let joined = matches!(*state, State::Joined(_));
+        if let State::Joined(queue) | State::Joining(queue) = &*state {
+            inbox.routes.remove(&(pair.rail.adapter, queue.pair().number()));
+            // The queue pair ends here, and with it all use of memory that was lent.
+            *state = State::Over(cause.into());
+        }
+        drop(state);
+        self.set_waiting(pair, false);
+        pair.flushed.store(u64::MAX, Ordering::Release);
+        joined
+    }
+
+    /// The peer has left, or is lost, as was seen otherwise; an error if something was still to be sent to it that left in
+    /// order.
+    pub fn part(&self, pair: &Pair, orderly: bool, cause: &str) -> Option<Error> {
+        let mut inbox = self.inbox();
+        let owes = matches!(&*pair.state(), State::Joined(queue) if queue.owes());
+        self.end(&mut inbox, pair, cause);
+        (orderly && owes).then(|| pair.lost(cause))
+    }
+
+    /// All memory that was put, or granted, is the caller's again: no queue pair is left.
+    pub fn let_go(&self) {
+        let mut inbox = self.inbox();
+        for pair in &self.pairs {
+            self.end(&mut inbox, pair, "this rank gave up");
+        }
+    }
+
+    /// Asks to be woken by the next completion, unless something is there already, which is then taken; whether it may
+    /// be slept now.
+    pub fn arm(&self) -> Result<bool> {
+        let mut inbox = self.inbox();
+        if !inbox.armed {
+            for adapter in self.adapters() {
+                adapter.completions.arm().map_err(|e| Error::system("asking for completion events", e))?;
+            }
+            inbox.armed = true;
+        }
+        Ok(!self.collect(&mut inbox) && inbox.errors.is_empty())
+    }
+
+    /// Whether `peer`'s payload goes by verbs at present.
+    pub fn is_joined(&self, peer: usize) -> bool {
+        self.by_rank.get(&peer).is_some_and(|pair| matches!(*pair.state(), State::Joined(_)))
+    }
+
+    /// Makes this rank's end.
+    fn begin(&self, pair: &Pair) -> Result<(QueuePair, Hello), String> {
+        // Of an attempt before.
+        self.end(&mut self.inbox(), pair, "they connect anew");
+        pair.flushed.store(0, Ordering::Release);
+        let adapter = self.adapters[pair.rail.adapter].as_ref().map_err(String::clone)?;
+        let device = adapter.device.context();
+        let (name, port) = (device.name(), pair.rail.port);
+        let at = |e: std::io::Error| format!("port {name}:{port} cannot be used: {e}");
+        let state = device.port(port).map_err(at)?;
+        if !state.active {
+            return Err(format!("port {name}:{port} is down"));
+        }
+        let gid = device.gid(port, pair.rail.gid_index.into()).map_err(at)?;
+        let queue_pair = adapter.pair().map_err(|e| format!("{name} makes no more queue pairs: {e}"))?;
+        let hello = Hello {
+            number: queue_pair.number(),
+            first: rand::random::<u32>() & 0xff_ffff,
+            lid: state.lid,
+            mtu: state.mtu as u8,
+            gid,
+            probe: adapter.probe_target(),
+            ethernet: state.ethernet,
+        };
+        Ok((queue_pair, hello))
+    }
+
+    /// Joins it with the other end.
+    fn join(
+        &self,
+        pair: &Pair,
+        (queue_pair, ours): (QueuePair, Hello),
+        theirs: &Hello,
+    ) -> Result<u32, String> {
+        let adapter = self.adapters[pair.rail.adapter].as_ref().map_err(String::clone)?;
+        if ours.ethernet != theirs.ethernet {
+            return Err("one of the two ports is InfiniBand and the other is Ethernet".into());
+        }
+        let mtu = ours.mtu.min(theirs.mtu);
+        if ours.mtu != theirs.mtu {
+            let [here, there] = [ours.mtu, theirs.mtu].map(bytes_of_mtu);
+            tracing::debug!(
+                "rank {}: packets to rank {} have {} bytes: this port would take {here}, the other {there}",
+                self.me,
+                pair.peer,
+                here.min(there)
+            );
+        }
+        let route = Route {
+            port: pair.rail.port,
+            gid_index: pair.rail.gid_index,
+            ethernet: ours.ethernet,
+            mtu: mtu.into(),
+            gid: theirs.gid,
+            lid: theirs.lid,
+            number: theirs.number,
+            first_theirs: theirs.first,
+            first_ours: ours.first,
+        };
+        queue_pair.connect(&route, &self.care).map_err(|e| {
+            format!("no way by RDMA from port {} to {}: {e}", pair.rail.name, address(&theirs.gid))
+        })?;
+        let queue = Queue::new(queue_pair, adapter.clone(), self.region.clone());
+        let number = queue.pair().number();
+        let mut inbox = self.inbox();
+        *pair.state() = State::Joining(Box::new(queue));
+        let pair = self.by_rank[&pair.peer].clone();
+        inbox.routes.insert((pair.rail.adapter, number), pair);
+        Ok(bytes_of_mtu(mtu))
+    }
+
+    /// Writes the longest packet to the peer and waits until it is there.
+    fn probe(&self, pair: &Pair, target: Target, len: u32) -> Result<(), String> {
+        let broken = |fault| match fault {
+            Fault::Broken(why) | Fault::Protocol(why) | Fault::Outside(why) => why,
+            Fault::Here(e) => e.to_string(),
+        };
+        if let State::Joining(queue) = &mut *pair.state() {
+            queue.probe(target, len.min(PROBE as u32)).map_err(broken)?;
+        }
+        let began = Instant::now();
+        loop {
+            self.collect(&mut self.inbox());
+            match &*pair.state() {
+                State::Joining(queue) if queue.probed => return Ok(()),
+                State::Joining(_) => {}
+                State::Over(cause) => return Err(cause.clone()),
+                _ => return Err("they connected otherwise meanwhile".into()),
+            }
+            let waited = began.elapsed();
+            if waited > PROBING {
+                let name = &pair.rail.name;
+                return Err(format!(
+                    "a packet of {len} bytes from {name} was not answered within {PROBING:?}: RoCE needs UDP port 4791, and \
+                     all between must take packets of this size"
+                ));
+            }
+            if waited > PROBE_SPIN {
+                std::thread::sleep(PROBE_TICK);
+            }
+        }
+    }
+
+    /// The way is open.
+    fn open(&self, pair: &Pair, theirs: &Hello) {
+        let mut state = pair.state();
+        *state = match std::mem::replace(&mut *state, State::Plain) {
+            State::Joining(queue) => State::Joined(queue),
+            other => other,
+        };
+        let _ = pair.path.set(format!("verbs {} -> {}", pair.rail.name, address(&theirs.gid)));
+    }
+
+    /// The payload goes by TCP, or it is an error.
+    fn plain(&self, pair: &Pair, why: &str) -> Result<()> {
+        self.end(&mut self.inbox(), pair, why);
+        let (me, peer, host) = (self.me, pair.peer, &pair.host);
+        if self.strict {
+            let why = format!("ND_TRANSPORT=verbs, but {why}; use auto for TCP instead");
+            return Err(Error::Unreachable { from: me, to: peer, why });
+        }
+        *pair.state() = State::Plain;
+        pair.flushed.store(0, Ordering::Release);
+        let first = !self.warned.swap(true, Ordering::AcqRel);
+        let text = format!("rank {me}: TCP is used with rank {peer} on {host}, not verbs: {why}");
+        if first {
+            tracing::warn!("{text}")
+        } else {
+            tracing::debug!("{text}")
+        }
+        Ok(())
+    }
+
+    fn known(&self, peer: usize) -> Result<&Arc<Pair>> {
+        let why = || Error::Refused { who: format!("rank {peer}"), why: "it is not reached by verbs".into() };
+        self.by_rank.get(&peer).ok_or_else(why)
+    }
+}
+
+const GO: &[u8] = b"go";
+
+impl Rider for Fabric {
+    fn rides(&self, peer: usize) -> bool {
+        self.by_rank.contains_key(&peer)
+    }
+
+    fn carries(&self, peer: usize) -> bool {
+        self.is_joined(peer)
+    }
+
+    fn initiate(&self, peer: usize, talk: &mut dyn Talk) -> Result<()> {
+        let pair = self.known(peer)?;
+        let begun = self.begin(pair);
+        let said: Said = begun.as_ref().map(|(_, hello)| *hello).map_err(String::clone);
+        talk.send(&hello::encode(&said))?;
+        let answer = hello::decode(&talk.receive(hello::LONGEST)?);
+        let (begun, theirs) = match (begun, answer) {
+            (Ok(begun), Ok(theirs)) => (begun, theirs),
+            (Err(why), _) => return self.plain(pair, &why),
+            (_, Err(why)) => return self.plain(pair, &format!("rank {peer} says: {why}")),
+        };
+        let target = Target { address: theirs.probe.0, key: theirs.probe.1 };
+        let tried = self.join(pair, begun, &theirs).and_then(|mtu| self.probe(pair, target, mtu));
+        match tried {
+            Ok(()) => {
+                self.open(pair, &theirs);
+                talk.send(GO)
+            }
+            Err(why) => {
+                talk.send(why.as_bytes())?;
+                self.plain(pair, &why)
+            }
+        }
+    }
+
+    fn stir(&self) {
+        self.stirred.store(true, Ordering::Release);
+    }
+
+    fn respond(&self, peer: usize, talk: &mut dyn Talk) -> Result<()> {
+        let pair = self.known(peer)?;
+        let offer = hello::decode(&talk.receive(hello::LONGEST)?);
+        let answered = offer.map_err(|why| format!("rank {peer} says: {why}")).and_then(|theirs| {
+            let begun = self.begin(pair)?;
+            let ours = begun.1;
+            self.join(pair, begun, &theirs)?;
+            Ok((ours, theirs))
+        });
+        let said: Said = answered.as_ref().map(|(ours, _)| *ours).map_err(String::clone);
+        talk.send(&hello::encode(&said))?;
+        let theirs = match answered {
+            Ok((_, theirs)) => theirs,
+            Err(why) => return self.plain(pair, &why),
+        };
+        let verdict = talk.receive(hello::LONGEST)?;
+        if verdict != GO {
+            let why = String::from_utf8_lossy(&verdict).into_owned();
+            return self.plain(pair, &format!("rank {peer} says: {why}"));
+        }
+        self.open(pair, &theirs);
+        Ok(())
+    }
+}
+
+/// Bytes of an MTU by its code (InfiniBand Architecture Specification, volume 1, PortInfo:NeighborMTU).
+fn bytes_of_mtu(code: u8) -> u32 {
+    128 << code.clamp(1, 5)
+}
+
+/// An address as people write it: the IPv4 address where it stands for one.
+pub fn address(gid: &[u8; 16]) -> String {
+    let ip = std::net::Ipv6Addr::from(*gid);
+    ip.to_ipv4_mapped().map_or_else(|| ip.to_string(), |v4| v4.to_string())
+}
+
+/// What a completion's status means for the peer.
+fn cause(status: ibv_wc_status, down: bool, name: &str) -> String {
+    let own = if down { format!(" (this rank's port {name} is down)") } else { String::new() };
+    match status {
+        IBV_WC_RETRY_EXC_ERR => {
+            format!("it does not answer by RDMA: its host, its port or its process is gone{own}")
+        }
+        IBV_WC_RNR_RETRY_EXC_ERR => "it takes no more messages by RDMA".into(),
+        IBV_WC_REM_ACCESS_ERR => {
+            "it refused a write by RDMA: it has taken back the memory, as a rank does that gives up".into()
+        }
+        IBV_WC_REM_OP_ERR | IBV_WC_REM_INV_REQ_ERR => "its RDMA device refused a request".into(),
+        IBV_WC_WR_FLUSH_ERR => format!("their queue pair has failed{own}"),
+        IBV_WC_LOC_PROT_ERR => "this rank's RDMA device may not read the memory that was to be sent".into(),
+        status => format!("RDMA failed with status {status} (ibv_wc_status){own}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_addresses_are_shown_as_people_know_them() {
+        assert_eq!([1, 2, 3, 4, 5].map(bytes_of_mtu), [256, 512, 1024, 2048, 4096]);
+        let v4 = std::net::Ipv4Addr::new(10, 77, 0, 1).to_ipv6_mapped().octets();
+        assert_eq!(address(&v4), "10.77.0.1");
+        let mut link = [0; 16];
+        (link[0], link[1], link[15]) = (0xfe, 0x80, 1);
+        assert_eq!(address(&link), "fe80::1");
+    }
+}

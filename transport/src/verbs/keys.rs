@@ -1,0 +1,245 @@
+//! By what two ranks write into each other's memory: keys that were given, and keys that were got. Pure but for the
+//! registrations that end with what was given.
+//!
+//! Keys have small numbers. An offset from [`FIRST`] on names a byte of what one of them stands for: the number in the upper
+//! bits, how far from the first byte in the lower ones.
+
+use super::sys::Memory;
+use super::wire::Key;
+
+/// The first offset that stands for memory by a key's number; those of a region are far below.
+pub const FIRST: u64 = 1 << 63;
+/// Bits of an offset that say how far from the first byte.
+const DISTANCE: u32 = 48;
+/// Numbers are below this.
+const NUMBERS: u32 = 1 << 15;
+
+/// Memory of this rank that a peer may write.
+#[derive(Debug)]
+pub struct Given {
+    base: usize,
+    len: u64,
+    key: u32,
+    /// The offset of the window that it is.
+    window: Option<u64>,
+    /// The registration of the caller's own memory.
+    _memory: Option<Memory>,
+}
+
+impl Given {
+    /// A window.
+    pub fn window(base: *mut u8, len: u64, key: u32, at: u64) -> Given {
+        Given { base: base as usize, len, key, window: Some(at), _memory: None }
+    }
+
+    /// Memory of the caller.
+    pub fn plain(base: *mut u8, len: u64, memory: Memory) -> Given {
+        let key = memory.remote_key();
+        Given { base: base as usize, len, key, window: None, _memory: Some(memory) }
+    }
+}
+
+/// Where to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reach {
+    /// The offset of the first byte of what the key stands for.
+    pub begins: u64,
+    /// The peer's address of that byte.
+    pub address: u64,
+    /// What the device asks for.
+    pub key: u32,
+}
+
+/// Nothing was ever given there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Never;
+
+/// The keys of two ranks.
+#[derive(Debug, Default)]
+pub struct Keys {
+    given: Vec<Option<Given>>,
+    got: Vec<Option<Key>>,
+    /// The offset for which the peer was asked for a key and has not answered yet.
+    asked: Option<u64>,
+}
+
+fn split(at: u64) -> (usize, u64) {
+    (((at & (FIRST - 1)) >> DISTANCE) as usize, at & ((1 << DISTANCE) - 1))
+}
+
+impl Keys {
+    /// The offset of the byte that is so far from the first of what this number stands for.
+    pub fn offset(number: u32, distance: u64) -> u64 {
+        FIRST | u64::from(number) << DISTANCE | distance
+    }
+
+    /// How to write `len` bytes to an offset; none if there is no key for it.
+    ///
+    /// # Errors
+    /// What is there ends before.
+    pub fn of(&self, at: u64, len: u64) -> Result<Option<Reach>, String> {
+        let (key, begins, from) = if at >= FIRST {
+            let (number, distance) = split(at);
+            (self.got.get(number).and_then(Option::as_ref), at - distance, distance)
+        } else {
+            let covers = |key: &&Key| key.window.is_some_and(|begins| begins <= at && at < begins + key.len);
+            let key = self.got.iter().flatten().find(covers);
+            let begins = key.and_then(|key| key.window).unwrap_or_default();
+            (key, begins, at - begins)
+        };
+        let Some(key) = key else { return Ok(None) };
+        match from.checked_add(len) {
+            Some(end) if end <= key.len => Ok(Some(Reach { begins, address: key.address, key: key.key })),
+            _ => Err(format!("a put of {len} bytes to offset {at:#x}, beyond the end of what is there")),
+        }
+    }
+
+    /// Whether the peer is now to be asked for the key for an offset.
+    pub fn ask(&mut self, at: u64) -> bool {
+        self.asked.replace(at) != Some(at)
+    }
+
+    /// The peer gives a key.
+    ///
+    /// # Errors
+    /// Why no peer of ours would give it.
+    pub fn learn(&mut self, key: Key) -> Result<(), String> {
+        let ends = |at: u64| at.checked_add(key.len);
+        let fits = ends(key.address).is_some()
+            && key.len <= 1 << DISTANCE
+            && key.window.is_none_or(|at| ends(at).is_some_and(|end| end <= FIRST));
+        if !fits || key.number >= NUMBERS {
+            return Err(format!("a key that no memory can have: {key:x?}"));
+        }
+        if key.window.is_some() {
+            self.asked = None;
+        }
+        let number = key.number as usize;
+        if self.got.len() <= number {
+            self.got.resize_with(number + 1, || None);
+        }
+        self.got[number] = Some(key);
+        Ok(())
+    }
+
+    /// The peer takes a key back.
+    pub fn forget(&mut self, number: u32) {
+        if let Some(key) = self.got.get_mut(number as usize) {
+            *key = None;
+        }
+    }
+
+    /// Gives the peer a key: its number, and whether the peer is to be told.
+    pub fn give(&mut self, new: Given) -> (u32, bool) {
+        let same =
+            |g: &Option<Given>| g.as_ref().is_some_and(|g| g.window.is_some() && g.window == new.window);
+        let number = match self.given.iter().position(same) {
+            Some(number) => {
+                let old = self.given[number].as_ref();
+                if old.is_some_and(|old| (old.base, old.len, old.key) == (new.base, new.len, new.key)) {
+                    return (number as u32, false);
+                }
+                number
+            }
+            None => self.given.iter().position(Option::is_none).unwrap_or_else(|| {
+                self.given.push(None);
+                self.given.len() - 1
+            }),
+        };
+        self.given[number] = Some(new);
+        (number as u32, true)
+    }
+
+    /// The memory of `len` bytes at an offset from [`FIRST`] on; none if it was withdrawn.
+    pub fn given(&self, at: u64, len: u64) -> Result<Option<*mut u8>, Never> {
+        let (number, distance) = split(at);
+        let Some(given) = self.given.get(number).ok_or(Never)? else { return Ok(None) };
+        match distance.checked_add(len) {
+            Some(end) if end <= given.len => Ok(Some((given.base + distance as usize) as *mut u8)),
+            _ => Err(Never),
+        }
+    }
+
+    /// Takes back memory of the caller; the number that the peer is to be told of. Windows stay.
+    pub fn withdraw(&mut self, at: u64) -> Option<u32> {
+        let (number, _) = split(at);
+        let given = self.given.get_mut(number)?;
+        let plain = given.as_ref().is_some_and(|given| given.window.is_none());
+        plain.then(|| {
+            *given = None;
+            number as u32
+        })
+    }
+
+    /// Takes back the windows, by offset and key, that are no more; their numbers.
+    pub fn take_back(&mut self, gone: impl Fn(u64, u32) -> bool) -> Vec<u32> {
+        let mut numbers = Vec::new();
+        for (number, given) in self.given.iter_mut().enumerate() {
+            if given.as_ref().is_some_and(|g| g.window.is_some_and(|at| gone(at, g.key))) {
+                *given = None;
+                numbers.push(number as u32);
+            }
+        }
+        numbers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: u32, window: Option<u64>, len: u64) -> Key {
+        Key { number, window, address: 0x7000_0000, len, key: 100 + number }
+    }
+
+    #[test]
+    fn only_what_was_given_and_only_whole() {
+        let mut keys = Keys::default();
+        let window = Given::window(0x1000 as *mut u8, 64, 7, 4096);
+        let (number, new) = keys.give(window);
+        assert!(new);
+        let at = Keys::offset(number, 0);
+        assert_eq!(keys.given(at + 8, 56), Ok(Some(0x1008 as *mut u8)));
+        assert_eq!(keys.given(at + 8, 57), Err(Never));
+        assert_eq!(keys.given(Keys::offset(number + 1, 0), 0), Err(Never));
+        assert_eq!(keys.given(u64::MAX, 2), Err(Never));
+        // The same again, and another window at the same offset.
+        assert_eq!(keys.give(Given::window(0x1000 as *mut u8, 64, 7, 4096)), (number, false));
+        assert_eq!(keys.give(Given::window(0x1000 as *mut u8, 64, 8, 4096)), (number, true));
+        assert_eq!(keys.withdraw(at), None, "windows stay");
+        assert_eq!(keys.take_back(|at, key| (at, key) == (4096, 7)), Vec::<u32>::new());
+        assert_eq!(keys.take_back(|at, key| (at, key) == (4096, 8)), [number]);
+        assert_eq!(keys.given(at, 8), Ok(None));
+    }
+
+    #[test]
+    fn windows_are_found_by_their_offsets_and_others_by_their_numbers() {
+        let mut keys = Keys::default();
+        assert_eq!(keys.of(5000, 10), Ok(None));
+        assert!(keys.ask(5000) && !keys.ask(5000));
+        keys.learn(key(3, Some(4096), 4096)).unwrap();
+        assert!(keys.ask(5000), "an answer has come");
+        let reach = Reach { begins: 4096, address: 0x7000_0000, key: 103 };
+        assert_eq!(keys.of(5000, 10), Ok(Some(reach)));
+        assert_eq!(keys.of(8192, 1), Ok(None));
+        assert!(keys.of(8191, 2).is_err());
+        keys.learn(key(0, None, 100)).unwrap();
+        let at = Keys::offset(0, 60);
+        assert_eq!(keys.of(at, 40), Ok(Some(Reach { begins: at - 60, address: 0x7000_0000, key: 100 })));
+        assert!(keys.of(at, 41).is_err());
+        assert_eq!(keys.of(0, 1), Ok(None), "it has no offset in the region");
+        keys.forget(0);
+        keys.forget(99);
+        assert_eq!(keys.of(at, 40), Ok(None));
+    }
+
+    #[test]
+    fn keys_that_nobody_can_have_are_refused() {
+        let mut keys = Keys::default();
+        assert!(keys.learn(key(NUMBERS, None, 1)).is_err());
+        assert!(keys.learn(key(0, Some(FIRST - 4), 5)).is_err());
+        assert!(keys.learn(key(0, None, u64::MAX)).is_err());
+        assert!(keys.learn(Key { address: u64::MAX, ..key(0, None, 1) }).is_err());
+        assert_eq!(keys.of(FIRST, 0), Ok(None));
+    }
+}

@@ -1,0 +1,206 @@
+//! The way to one peer.
+#![allow(unsafe_code)] // `Link::put` and `Link::read` are unsafe to call
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::fabric::{Fabric, Pair, State};
+use crate::tcp::TcpLink;
+use crate::{Abilities, Cost, Error, Link, Part, Result, Signal, Ticket, Transport};
+
+/// In a ticket: of a put that went by TCP.
+const BY_TCP: u64 = 1 << 63;
+
+/// The way to one peer by verbs. The connection by TCP beside it brings the two queue pairs together, says when the peer
+/// is gone, and carries what is to be said once something has failed.
+#[derive(Debug)]
+pub struct VerbsLink {
+    pub(super) fabric: Arc<Fabric>,
+    pub(super) pair: Arc<Pair>,
+    pub(super) tcp: Arc<TcpLink>,
+    pub(super) cost: Cost,
+}
+
+/// What a put does.
+enum Way {
+    Sent(u64),
+    Tcp,
+    Unmet,
+}
+
+impl VerbsLink {
+    fn lost(&self, cause: &str) -> Error {
+        Error::PeerLost { rank: self.pair.peer, host: self.pair.host.clone(), cause: cause.into() }
+    }
+
+    /// It left in order.
+    fn excused(&self) -> bool {
+        self.tcp.gone().is_some_and(|gone| gone.orderly)
+    }
+
+    /// # Safety
+    /// As for [`Link::put`].
+    unsafe fn post(&self, parts: &[Part], at: u64, signal: Option<Signal>) -> Result<Way> {
+        if self.fabric.has_given_up() {
+            return Ok(Way::Tcp);
+        }
+        let mut state = self.pair.state();
+        match &mut *state {
+            State::Joined(queue) => {
+                // SAFETY: the caller's promise.
+                let ticket = unsafe { queue.put(parts, at, signal) };
+                self.fabric.set_waiting(&self.pair, true);
+                Ok(Way::Sent(ticket))
+            }
+            State::Plain => Ok(Way::Tcp),
+            State::Over(cause) => Err(self.lost(cause)),
+            State::Apart | State::Joining(_) => Ok(Way::Unmet),
+        }
+    }
+
+    /// Has the two meet, if they have not.
+    #[cold]
+    fn meet(&self) -> Result<()> {
+        self.tcp.ready()?;
+        match &*self.pair.state() {
+            State::Apart | State::Joining(_) => {
+                Err(self.lost("it connected without agreeing on queue pairs"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Link for VerbsLink {
+    fn peer(&self) -> usize {
+        self.pair.peer
+    }
+
+    fn transport(&self) -> Transport {
+        match &*self.pair.state() {
+            State::Plain => Transport::Tcp,
+            _ => Transport::Verbs,
+        }
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities::LAND
+    }
+
+    fn cost(&self) -> Cost {
+        self.cost
+    }
+
+    unsafe fn put(&self, parts: &[Part], at: u64, signal: Option<Signal>) -> Result<Ticket> {
+        // SAFETY: the caller's promise.
+        let mut way = unsafe { self.post(parts, at, signal)? };
+        if let Way::Unmet = way {
+            self.meet()?;
+            // SAFETY: the caller's promise; nothing was posted before.
+            way = unsafe { self.post(parts, at, signal)? };
+        }
+        match way {
+            Way::Sent(ticket) => Ok(Ticket(ticket)),
+            // SAFETY: the caller's promise.
+            Way::Tcp => unsafe { self.tcp.put(parts, at, signal) }.map(|t| Ticket(t.0 | BY_TCP)),
+            Way::Unmet => Err(self.lost("the two lost each other while they met")),
+        }
+    }
+
+    fn connected(&self) -> bool {
+        self.tcp.connected()
+    }
+
+    /// Whoever waits for a peer asks this now and then: that its device still answers is seen meanwhile.
+    fn reach(&self, within: Duration) -> Result<bool> {
+        let reached = self.tcp.reach(within)?;
+        if let State::Joined(queue) = &mut *self.pair.state() {
+            queue.beat();
+            if queue.waits() {
+                self.fabric.set_waiting(&self.pair, true);
+            }
+        }
+        Ok(reached)
+    }
+
+    fn leave_word(&self, bytes: &[u8], at: u64, signal: Signal) {
+        self.tcp.leave_word(bytes, at, signal);
+    }
+
+    /// A signal to a peer that left in order is nobody's loss: whoever still needs that peer notices by waiting.
+    fn signal(&self, signal: Signal) -> Result<()> {
+        // SAFETY: no memory is lent.
+        match unsafe { self.put(&[], 0, Some(signal)) } {
+            Err(Error::PeerLost { .. } | Error::Unreachable { .. }) if self.excused() => Ok(()),
+            done => done.map(|_| ()),
+        }
+    }
+
+    fn flushed(&self, ticket: Ticket) -> bool {
+        match ticket.0 & BY_TCP {
+            0 => self.pair.is_flushed(ticket.0),
+            _ => self.tcp.flushed(Ticket(ticket.0 & !BY_TCP)),
+        }
+    }
+
+    fn map(&self, _at: u64, _len: u64) -> Option<NonNull<u8>> {
+        None
+    }
+
+    unsafe fn read(&self, _from: u64, _to: *mut u8, _len: usize) -> Result<()> {
+        let why = "a peer's memory is not read by verbs (Abilities::READ is not set)".into();
+        Err(Error::Unreachable { from: self.fabric.me(), to: self.pair.peer, why })
+    }
+
+    unsafe fn land(&self, to: *mut u8, len: u64) -> Option<u64> {
+        if matches!(&*self.pair.state(), State::Apart | State::Joining(_)) && !self.fabric.has_given_up() {
+            // Whoever grants something tells the peer so next.
+            self.meet().ok()?;
+        }
+        let mut state = self.pair.state();
+        let State::Joined(queue) = &mut *state else {
+            drop(state);
+            // SAFETY: the caller's promise.
+            return unsafe { self.tcp.land(to, len) };
+        };
+        // SAFETY: the caller's promise.
+        match unsafe { queue.land(to, len) } {
+            Ok(at) => {
+                self.fabric.set_waiting(&self.pair, true);
+                Some(at)
+            }
+            Err(e) => {
+                // It comes through the inbox instead.
+                tracing::debug!("rank {}: {e}", self.fabric.me());
+                None
+            }
+        }
+    }
+
+    fn withdraw(&self, at: u64) {
+        let mut state = self.pair.state();
+        if let State::Joined(queue) = &mut *state {
+            queue.withdraw(at);
+            if queue.waits() {
+                self.fabric.set_waiting(&self.pair, true);
+            }
+        } else {
+            drop(state);
+            self.tcp.withdraw(at);
+        }
+    }
+
+    /// What arrives wakes by itself.
+    fn wake(&self) {}
+
+    fn describe(&self) -> String {
+        if let State::Plain = &*self.pair.state() {
+            return self.tcp.describe();
+        }
+        match self.pair.path() {
+            Some(path) => path.clone(),
+            None => format!("verbs {} (not connected yet)", self.pair.rail.name),
+        }
+    }
+}
