@@ -110,6 +110,36 @@ fn all_are_told_the_same_in_worlds_of_two_and_eight() {
     }
 }
 
+/// Whoever comes when the time is up for the others may find all that it needs; its call has failed nevertheless.
+#[test]
+fn who_comes_late_is_told_in_that_call() {
+    for (call, len) in COLLECTIVES.iter().filter(|c| c.needs_all).flat_map(|c| [(c, 1), (c, 50_000)]) {
+        let ranks = world(&Kind::Shm, 3, &Chooser::default());
+        let gate = Barrier::new(3);
+        let told = each(&ranks, |comm| {
+            let comm = comm.with_timeout(if comm.rank() == SINK { SHORT } else { LONG });
+            comm.barrier().expect("all are there");
+            if comm.rank() == SLEEPER {
+                gate.wait();
+            }
+            let told = (call.make)(&comm, len);
+            if comm.rank() != SLEEPER {
+                gate.wait();
+            }
+            told.map_err(|e| e.to_string())
+        });
+        for (rank, told) in told.iter().enumerate() {
+            let told =
+                told.as_ref().expect_err(&format!("{}{len}): rank {rank} was told nothing", call.shown));
+            assert!(
+                told.contains("did not finish within 0.6 s"),
+                "{}{len}): rank {rank}: {told}",
+                call.shown
+            );
+        }
+    }
+}
+
 /// A call, and a word of the error that it is to end with.
 type Case = (fn(&Communicator) -> Result<()>, &'static str);
 

@@ -108,6 +108,7 @@ fn seconds(d: Duration) -> String {
 fn hint(e: &io::Error) -> &'static str {
     match e.raw_os_error() {
         Some(libc::EMFILE) => "; raise the limit on open files (`ulimit -n`)",
+        Some(libc::EAGAIN) => "; raise the limit on processes and threads (`ulimit -u`, pids.max)",
         Some(libc::ENETDOWN) => "; bring one up: `ip link set lo up` is enough for ranks of one host",
         Some(libc::ENFILE) => "; the machine is out of open files (fs.file-max)",
         Some(libc::ENOMEM) => "; out of memory or address space (`ulimit -v`, vm.overcommit_memory)",

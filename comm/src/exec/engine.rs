@@ -6,6 +6,7 @@ mod going;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nd_transport::{Endpoint, Window};
@@ -16,6 +17,7 @@ use super::ending::Ending;
 use super::history::History;
 use super::layout::{self, LANES};
 use super::memory::{LaneMemory, copy};
+use super::peers::was_late;
 use super::plans::Plans;
 use super::run::{Runner, Segment};
 use super::stamp::{Stamp, Within, wire_number};
@@ -86,6 +88,8 @@ pub struct Engine {
     left_behind: Vec<usize>,
     ending: Arc<Ending>,
     recorder: Arc<Recorder>,
+    /// See [`layout::LATE`].
+    late: LaneMemory,
 }
 
 impl Engine {
@@ -119,7 +123,7 @@ impl Engine {
             costs: chooser.costs.clone().unwrap_or_else(|| Arc::new(Calibration::typical().clone())),
         };
         let channels = (0..endpoint.world_size()).map(channels).collect();
-        let history = History::new(own(me, 0));
+        let (history, late) = (History::new(own(me, 0)), own(me, 1));
         Engine {
             channels,
             history,
@@ -135,6 +139,7 @@ impl Engine {
             left_behind: Vec::new(),
             ending: Arc::default(),
             recorder,
+            late,
             endpoint,
         }
     }
@@ -353,6 +358,7 @@ impl Engine {
             runner: RefCell::new(&mut self.runner),
             channels: RefCell::new(&mut self.channels),
             waiting: RefCell::new(&mut self.waiting),
+            watching: Cell::new(0),
             closed: Cell::new(false),
         };
         // SAFETY: the segments are those that were prepared; their memory by the caller's promise.
@@ -363,6 +369,10 @@ impl Engine {
         if let (Some(call), Some(segment)) = (calls.last(), segments.last()) {
             self.history.push(called(call, segment));
         }
-        Ok(())
+        if self.late.word(layout::LATE).load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        let last = segments.iter().rev().map(|segment| segment.stamp.sequence).find(|&number| number > 0);
+        last.and_then(|call| was_late(&self.endpoint, &self.channels, call)).map_or(Ok(()), Err)
     }
 }

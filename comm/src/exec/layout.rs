@@ -47,6 +47,9 @@ pub const WAITING: u64 = TIME_UP + 11 * LINE;
 pub const WAITING_BYTES: u64 = 2 * LINE;
 /// Offset, in the first lane of the inbox that a rank has for itself, of the last calls that it has finished.
 pub const HISTORY: u64 = 0;
+/// Offset, in the second lane of the inbox that a rank has for itself, of the counter by which any peer tells that it has
+/// reported that the time for a call was up.
+pub const LATE: u64 = 0;
 /// Offset of the first of [`GRANTS`] grants: in each the number of a message, then [`GRANT_AT`] and [`GRANT_LEN`].
 const GRANT: u64 = WAITING + WAITING_BYTES;
 /// Grants that a peer may give ahead.

@@ -1,16 +1,18 @@
 //! What peers report, who is there, and whom to name when something fails.
 #![allow(unsafe_code)] // reads reports in the inbox, puts them into the peers'
 
+use std::iter;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use nd_transport::{Endpoint, INLINE_PART, Part, Signal, Step, Transport};
+use nd_transport::{Abilities, Endpoint, INLINE_PART, Part, Signal, Step, Transport};
 
 use super::ending::aborted;
 use super::layout::{self, FAILURE, REPORT, WENT_ON};
 use super::memory::copy;
 use super::report::Report;
 use super::run::{Channels, Failure, Storing};
+use super::stamp::is_later;
 use crate::error::{Error, Result};
 
 /// How long a rank tries to connect to a peer that it has not spoken to, to see whether it is there or to tell it that
@@ -85,10 +87,13 @@ pub(super) fn stance(endpoint: &Endpoint, channels: &Channels, peer: usize) -> S
     }
 }
 
-/// Whether a peer is no more and has not said so, as one does that leaves.
-pub(super) fn is_gone(endpoint: &Endpoint, channels: &Channels, peer: usize) -> bool {
-    let left = stance(endpoint, channels, peer) == Stance::Ended(LEFT.into());
-    !left && endpoint.ended(peer).is_some()
+/// That a peer of this host is no more and has not said so, as one does that leaves. Of others the connections tell.
+pub(super) fn death(endpoint: &Endpoint, channels: &Channels, peer: usize) -> Option<nd_transport::Error> {
+    let [first, ..] = channels[peer].as_ref()?;
+    let maps = first.link().abilities().contains(Abilities::MAP);
+    // The end is looked at first: what was said before it is there by then.
+    let death = endpoint.death(peer).filter(|_| maps)?;
+    (stance(endpoint, channels, peer) != Stance::Ended(LEFT.into())).then_some(death)
 }
 
 /// Ranks as people look for them.
@@ -161,7 +166,7 @@ pub(super) fn told(endpoint: &Endpoint, channels: &Channels) -> Option<Error> {
     let until = Instant::now() + LISTENING;
     loop {
         let _ = endpoint.progress();
-        match reports(endpoint, channels, &[]) {
+        match reports(endpoint, channels, &[], iter::empty()) {
             Err(told) => return Some(told),
             Ok(()) if Instant::now() >= until => return None,
             Ok(()) => std::thread::yield_now(),
@@ -170,10 +175,17 @@ pub(super) fn told(endpoint: &Endpoint, channels: &Channels) -> Option<Error> {
 }
 
 /// Errors if a peer has reported a failure, or one that is awaited is gone.
-pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize]) -> Result<()> {
+pub(super) fn reports(
+    endpoint: &Endpoint,
+    channels: &Channels,
+    awaited: &[usize],
+    watched: impl Iterator<Item = usize>,
+) -> Result<()> {
     let rank = endpoint.rank();
     // Looked for first: who failed and then ended has said why before.
-    let gone = awaited.iter().find_map(|&peer| endpoint.lost(peer));
+    let lost = awaited.iter().find_map(|&peer| endpoint.lost(peer));
+    let mut watched = watched.filter(|peer| !awaited.contains(peer));
+    let gone = lost.or_else(|| watched.find_map(|peer| death(endpoint, channels, peer)));
     for peer in 0..channels.len() {
         if went_on(channels, peer) {
             return Err(Error::LeftOut { rank, by: endpoint.who(peer) });
@@ -210,6 +222,22 @@ pub(super) fn reports(endpoint: &Endpoint, channels: &Channels, awaited: &[usize
     gone.map_or(Ok(()), |source| Err(Error::Transport { rank, source }))
 }
 
+/// That the time for a call was up for a peer, if it was for this call or an earlier one: this rank came late, and found all
+/// that it needed.
+pub(super) fn was_late(endpoint: &Endpoint, channels: &Channels, call: u32) -> Option<Error> {
+    (0..channels.len()).find_map(|peer| match reported(channels, peer)? {
+        Report::Standstill(standstill)
+            if standstill.fits(channels.len())
+                && standstill.call.stamp.sequence > 0
+                && !is_later(standstill.call.stamp.sequence, call) =>
+        {
+            let standstill = Box::new(standstill.named(|rank| endpoint.who(rank)));
+            Some(Error::Timeout { rank: endpoint.rank(), standstill, told_by: Some(peer) })
+        }
+        _ => None,
+    })
+}
+
 /// Errors if one that is awaited cannot be connected to: who never was connected to cannot be seen to leave.
 pub(super) fn reach(endpoint: &Endpoint, awaited: &[usize]) -> Result<(), nd_transport::Error> {
     let mut links = awaited.iter().filter_map(|&peer| endpoint.link(peer));
@@ -221,10 +249,13 @@ pub(super) fn failure(endpoint: &Endpoint, failure: Failure) -> Error {
     let rank = endpoint.rank();
     match failure {
         Failure::Other(e) => *e,
-        // With its host and process, as people look for it.
         Failure::Transport(nd_transport::Error::Unreachable { from, to, why }) => {
-            let why = format!("{} does not answer: {why}", endpoint.who(to));
-            Error::Transport { rank, source: nd_transport::Error::Unreachable { from, to, why } }
+            let source = endpoint.death(to).unwrap_or_else(|| {
+                // With its host and process, as people look for it.
+                let why = format!("{} does not answer: {why}", endpoint.who(to));
+                nd_transport::Error::Unreachable { from, to, why }
+            });
+            Error::Transport { rank, source }
         }
         Failure::Transport(source) => Error::Transport { rank, source },
         Failure::Mismatch { peer, ours, theirs } => Error::Mismatch { rank, ours, peer, theirs },

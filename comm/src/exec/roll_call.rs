@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::iter;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use super::channel::Channel;
 use super::history::History;
 use super::layout::{self, TIME_UP, WHEREABOUTS};
 use super::memory::{LaneMemory, copy};
-use super::peers::{is_gone, reports, tell};
+use super::peers::{death, reports, tell};
 use super::run::Channels;
 use super::stamp::is_later;
 use super::standstill::{AWAITED, Seen, Standstill, Whereabouts};
@@ -76,7 +77,7 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
     let mut said = BTreeMap::from([(me, mine)]);
     loop {
         let _ = endpoint.progress();
-        match reports(endpoint, channels, &[]) {
+        match reports(endpoint, channels, &[], iter::empty()) {
             Ok(()) => {}
             Err(Error::Timeout { rank, standstill, told_by }) => {
                 return Error::Timeout { rank, standstill, told_by: told_by.filter(|_| !own) };
@@ -96,7 +97,7 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
         // Should the lowest not manage to, others do.
         if (lowest && (said.len() == channels.len() || over(ANSWERING))) || over(2 * ANSWERING) {
             let silent = (0..channels.len()).filter(|peer| !said.contains_key(peer));
-            let gone: Vec<usize> = silent.filter(|peer| is_gone(endpoint, channels, *peer)).collect();
+            let gone: Vec<usize> = silent.filter(|peer| death(endpoint, channels, *peer).is_some()).collect();
             let standstill = Standstill::of(channels.len(), &said, &gone).named(|rank| endpoint.who(rank));
             let others = said.iter().find(|(rank, w)| **rank != me && !w.after.is_zero());
             let told_by = others.map(|(rank, _)| *rank).filter(|_| !own);

@@ -142,9 +142,10 @@ pub struct Strikes {
 }
 
 impl Strikes {
-    /// Makes the first call, together with all ranks, and counts from there.
-    pub fn begin(comm: &Communicator, faults: &[Fault]) -> Result<Strikes, Error> {
-        comm.barrier()?;
+    /// Makes the first call, together with all ranks, and counts from there. Also gives what came of that call: what happens
+    /// to a rank at once may be seen by another that is still in it.
+    pub fn begin(comm: &Communicator, faults: &[Fault]) -> Result<(Strikes, nd_comm::Result<()>), Error> {
+        let met = comm.barrier();
         let began = Instant::now();
         let mut own: Vec<_> = faults.iter().copied().filter(|fault| fault.rank == comm.rank()).collect();
         own.sort_by_key(|fault| fault.after);
@@ -171,7 +172,8 @@ impl Strikes {
             .spawn(strike)
             .map_err(|e| Error::Machine(format!("cannot start a thread: {e}; raise `ulimit -u`")))?;
         let first = faults.iter().map(|fault| fault.after).min().unwrap_or_default();
-        Ok(Strikes { began, first, mistakes, call_off: Some(call_off), thread: Some(thread) })
+        let strikes = Strikes { began, first, mistakes, call_off: Some(call_off), thread: Some(thread) };
+        Ok((strikes, met))
     }
 
     /// Before each call: calls something else, if this is to be.

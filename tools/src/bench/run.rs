@@ -56,13 +56,16 @@ fn faulty(comm: &Communicator, options: &Options, how: &str) -> Result<u64, Erro
         faults.iter().try_for_each(|fault| fault::print(&format!("# {fault}\n")))?;
         fault::print(&format!("# {how}; a call may wait {timeout} s (ND_TIMEOUT)\n"))?;
     }
-    let strikes = Strikes::begin(comm, faults)?;
-    let failed = loop {
-        match all(comm, options, None, Some(&strikes)) {
-            Ok(0) => {}
-            Ok(wrong) => return Ok(wrong),
-            Err(e) => break e,
-        }
+    let (strikes, met) = Strikes::begin(comm, faults)?;
+    let failed = match met {
+        Err(e) => e.into(),
+        Ok(()) => loop {
+            match all(comm, options, None, Some(&strikes)) {
+                Ok(0) => {}
+                Ok(wrong) => return Ok(wrong),
+                Err(e) => break e,
+            }
+        },
     };
     let Error::Comm(failed) = failed else { return Err(failed) };
     let right = strikes.tell(comm.rank(), faults, &failed)?;

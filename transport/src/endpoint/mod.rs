@@ -443,8 +443,17 @@ impl Endpoint {
                 _ => self.tcp.as_ref().and_then(|tcp| tcp.lost(peer)),
             },
         }?;
+        Some(self.peer_lost(peer, cause))
+    }
+
+    /// That a peer is no more, if its own system says so; see [`Endpoint::ended`].
+    pub fn death(&self, peer: usize) -> Option<Error> {
+        self.ended(peer).map(|cause| self.peer_lost(peer, cause))
+    }
+
+    fn peer_lost(&self, peer: usize, cause: String) -> Error {
         let host = self.cards.get(peer).map_or_else(host_name, |card| card.host_name.clone());
-        Some(Error::PeerLost { rank: peer, host, cause })
+        Error::PeerLost { rank: peer, host, cause }
     }
 
     /// Why a peer certainly is no more, or has no endpoint any more: its own system says so. One that is merely silent may

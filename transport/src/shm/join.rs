@@ -115,40 +115,52 @@ impl Arena {
     }
 
     fn lead(listening: &Listening, locals: &[(usize, &ShmCard)], limit: Limit<'_>) -> Result<Arena> {
+        let mut followers = Vec::new();
+        let arena = Arena::gather(listening, locals, limit, &mut followers);
+        if let Err(e) = &arena {
+            say_why(listening, locals, limit, &mut followers, e);
+        }
+        arena
+    }
+
+    fn gather(
+        listening: &Listening,
+        locals: &[(usize, &ShmCard)],
+        limit: Limit<'_>,
+        followers: &mut Vec<(usize, UnixStream)>,
+    ) -> Result<Arena> {
         let region_len = region_len(locals.len())?;
         let file = memory_file(region_len * locals.len() as u64)?;
         let arena = Arena::map(&file, region_len, locals.len())?;
         let nonce = publish_probe(&arena.region(0));
-        let mut followers: Vec<(usize, UnixStream)> = Vec::new();
+        let gone = |rank: usize, what: &str, e: io::Error| {
+            use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+            // Its end of the connection is closed: it is ending, if it has not ended.
+            let surely = matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
+            (limit.gone)(rank, surely).unwrap_or_else(|| Error::system(what, e))
+        };
         while followers.len() + 1 < locals.len() {
-            let here = |rank: usize| followers.iter().any(|f| f.0 == rank);
-            let missing: Vec<_> = locals[1..].iter().map(|l| l.0).filter(|&r| !here(r)).collect();
-            let accepted = limit.accept(&listening.socket, &missing, || {
+            let missing = missing(locals, followers);
+            let stream = limit.accept(&listening.socket, &missing, || {
                 format!("joining of ranks {missing:?} to their host's shared memory")
-            });
-            let stream = accepted.inspect_err(|e| say_why(&mut followers, e))?;
+            })?;
             // Whoever does not introduce itself is a stranger, not a reason to fail.
             let Some(rank) = introduced(&stream, &listening.card.token) else { continue };
             if missing.contains(&rank) {
-                pass(&stream, &file, region_len, nonce)
-                    .map_err(|e| Error::system(format!("passing shared memory to rank {rank}"), e))?;
+                let what = format!("passing shared memory to rank {rank}");
+                pass(&stream, &file, region_len, nonce).map_err(|e| gone(rank, &what, e))?;
                 followers.push((rank, stream));
             }
         }
-        for i in 0..followers.len() {
-            let (rank, stream) = &mut followers[i];
+        for (rank, stream) in followers.iter_mut() {
             if let Err(e) = limit.wait(stream, &[]).and_then(|()| stream.read_exact(&mut [0])) {
-                let ended = e.kind() == io::ErrorKind::UnexpectedEof;
-                let e = (limit.gone)(*rank, ended).unwrap_or_else(|| {
-                    Error::system(format!("rank {rank} did not map its host's shared memory"), e)
-                });
-                say_why(&mut followers, &e);
-                return Err(e);
+                let what = format!("rank {rank} did not map its host's shared memory");
+                return Err(gone(*rank, &what, e));
             }
         }
-        for (_, stream) in &mut followers {
+        for (_, stream) in followers {
             // Whoever is gone by now is missed in the first call.
-            let _ = stream.write_all(&[GO]);
+            let _ = stream.write_all(&head(GO, 0));
         }
         Ok(arena)
     }
@@ -162,7 +174,7 @@ impl Arena {
     ) -> Result<Arena> {
         let failed = |verb: &str| {
             let what = format!("{verb} the shared memory of rank {leader}");
-            move |e: io::Error| Error::system(what, e)
+            move |e: io::Error| (limit.gone)(leader, false).unwrap_or_else(|| Error::system(what, e))
         };
         let mut stream = SocketAddr::from_abstract_name(&card.name)
             .and_then(|address| undisturbed(|| UnixStream::connect_addr(&address)))
@@ -171,8 +183,26 @@ impl Arena {
         hello[..16].copy_from_slice(&card.token);
         hello[16..].copy_from_slice(&(me as u64).to_le_bytes());
         limit.set(&stream).and_then(|()| stream.write_all(&hello)).map_err(failed("asking for"))?;
-        let received = limit.wait(&stream, &[]).and_then(|()| receive(&stream));
-        let (file, region_len, nonce) = received.map_err(failed("receiving"))?;
+        let heard = |stream: &mut UnixStream, verb: &str| match limit
+            .wait(stream, &[])
+            .and_then(|()| Word::hear(stream))
+            .map_err(failed(verb))?
+        {
+            Word::Lost(rank) => Err((limit.gone)(rank, true).unwrap_or(Error::Timeout {
+                what: format!("joining of all ranks to the shared memory of rank {leader}"),
+                after: Duration::ZERO,
+            })),
+            Word::Failed(why) => Err(Error::Unreachable {
+                from: me,
+                to: leader,
+                why: format!("it could not share its host's memory: {why}"),
+            }),
+            word => Ok(word),
+        };
+        let out_of_turn = |verb| failed(verb)(io::Error::other("another answer than belongs here"));
+        let Word::File(file, region_len, nonce) = heard(&mut stream, "receiving")? else {
+            return Err(out_of_turn("receiving"));
+        };
         check(&file, region_len, ranks).map_err(failed("using"))?;
         let arena = Arena::map(&file, region_len, ranks)?;
         if arena.region(0).counter(PROBE_NONCE).load(Ordering::Acquire) != nonce {
@@ -180,19 +210,12 @@ impl Arena {
             return Err(Error::Unreachable { from: me, to: leader, why });
         }
         publish_probe(&arena.region(index));
-        stream.write_all(&[1]).map_err(failed("confirming"))?;
-        let mut answer = [0];
-        let answered = limit.wait(&stream, &[]).and_then(|()| stream.read_exact(&mut answer));
-        answered.map_err(failed("waiting for all to map"))?;
-        if answer == [LOST] {
-            let mut rank = [0; 8];
-            stream.read_exact(&mut rank).map_err(failed("hearing who did not map"))?;
-            return Err((limit.gone)(u64::from_le_bytes(rank) as usize, true).unwrap_or(Error::Timeout {
-                what: format!("joining of all ranks to the shared memory of rank {leader}"),
-                after: Duration::ZERO,
-            }));
+        // A leader that hears no more has said why.
+        let _ = stream.write_all(&[1]);
+        match heard(&mut stream, "waiting for all to map")? {
+            Word::Go => Ok(arena),
+            _ => Err(out_of_turn("waiting for all to map")),
         }
-        Ok(arena)
     }
 
     fn map(file: &OwnedFd, region_len: u64, ranks: usize) -> Result<Arena> {
@@ -221,17 +244,103 @@ fn publish_probe(region: &Region) -> u64 {
     *nonce
 }
 
-/// The leader's answer: all have mapped.
+/// The leader's word, with the memory file: bytes for each rank; what the first rank's region holds follows.
+const FILE: u8 = 0;
+/// The leader's word: all have mapped.
 const GO: u8 = 1;
-/// The leader's answer: one is lost; its number follows.
+/// The leader's word: that rank is lost.
 const LOST: u8 = 2;
+/// The leader's word: it has failed; so many bytes follow that say why.
+const FAILED: u8 = 3;
+/// Bytes of the beginning of each word: which, and a number.
+const HEAD: usize = 9;
+/// Bytes that are said of a failure at most.
+const WHY: usize = 4096;
+/// How long a leader that has failed waits for those that have not come yet, to tell them.
+const TELLING: Duration = Duration::from_secs(1);
 
-/// Tells those who have come why they wait in vain.
-fn say_why(followers: &mut [(usize, UnixStream)], why: &Error) {
-    let Error::PeerLost { rank, .. } = why else { return };
-    let word = [&[LOST][..], &(*rank as u64).to_le_bytes()].concat();
+fn head(word: u8, number: u64) -> [u8; HEAD] {
+    let mut head = [word; HEAD];
+    head[1..].copy_from_slice(&number.to_le_bytes());
+    head
+}
+
+/// What the leader says.
+enum Word {
+    File(OwnedFd, u64, u64),
+    Go,
+    Lost(usize),
+    Failed(String),
+}
+
+impl Word {
+    fn hear(stream: &mut UnixStream) -> io::Result<Word> {
+        let mut head = [0u8; HEAD];
+        let (got, file) = receive(stream, &mut head)?;
+        stream.read_exact(&mut head[got..])?;
+        let number = u64::from_le_bytes(std::array::from_fn(|i| head[1 + i]));
+        match (head[0], file) {
+            (FILE, Some(file)) => {
+                let mut nonce = [0; 8];
+                stream.read_exact(&mut nonce)?;
+                Ok(Word::File(file, number, u64::from_le_bytes(nonce)))
+            }
+            (FILE, None) => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "no memory file came (`ulimit -n` too low?)",
+            )),
+            (GO, _) => Ok(Word::Go),
+            (LOST, _) => Ok(Word::Lost(number as usize)),
+            (FAILED, _) => {
+                let mut why = Vec::new();
+                stream.take(number.min(WHY as u64)).read_to_end(&mut why)?;
+                Ok(Word::Failed(String::from_utf8_lossy(&why).into_owned()))
+            }
+            (other, _) => Err(io::Error::other(format!("an answer that is none ({other})"))),
+        }
+    }
+}
+
+/// The ranks that have not come yet.
+fn missing(locals: &[(usize, &ShmCard)], followers: &[(usize, UnixStream)]) -> Vec<usize> {
+    let here = |rank: usize| followers.iter().any(|f| f.0 == rank);
+    locals.iter().skip(1).map(|l| l.0).filter(|&rank| !here(rank)).collect()
+}
+
+/// Tells all others of the host why they wait in vain; those that have yet to come as well, unless this is to end at once.
+fn say_why(
+    listening: &Listening,
+    locals: &[(usize, &ShmCard)],
+    limit: Limit<'_>,
+    followers: &mut Vec<(usize, UnixStream)>,
+    why: &Error,
+) {
+    let until = limit.deadline.min(Instant::now() + TELLING);
+    let limit = Limit { deadline: until, ..limit };
+    loop {
+        let mut missing = missing(locals, followers);
+        missing.retain(|&rank| limit.lost(&[rank]).is_none());
+        if missing.is_empty() || limit.stop.asked() {
+            break;
+        }
+        match limit.accept(&listening.socket, &missing, String::new) {
+            Ok(stream) => {
+                followers.extend(introduced(&stream, &listening.card.token).map(|rank| (rank, stream)));
+            }
+            Err(Error::PeerLost { .. }) => {}
+            Err(_) => break,
+        }
+    }
+    let word = match why {
+        Error::PeerLost { rank, .. } => head(LOST, *rank as u64).to_vec(),
+        other => {
+            let text = other.to_string();
+            let text = &text.as_bytes()[..text.len().min(WHY)];
+            [&head(FAILED, text.len() as u64), text].concat()
+        }
+    };
     for (_, stream) in followers {
-        let _ = stream.write_all(&word);
+        let _ = limit.set(stream).and_then(|()| stream.write_all(&word));
     }
 }
 
@@ -332,9 +441,7 @@ fn undisturbed<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 }
 
 fn pass(stream: &UnixStream, file: &OwnedFd, region_len: u64, nonce: u64) -> io::Result<()> {
-    let mut message = [0u8; 16];
-    message[..8].copy_from_slice(&region_len.to_le_bytes());
-    message[8..].copy_from_slice(&nonce.to_le_bytes());
+    let message = [&head(FILE, region_len)[..], &nonce.to_le_bytes()].concat();
     let fds = [file.as_fd()];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -356,22 +463,18 @@ fn check(file: &OwnedFd, region_len: u64, ranks: usize) -> io::Result<()> {
     keeps_length(file, total.ok_or_else(wrong)?)
 }
 
-fn receive(stream: &UnixStream) -> io::Result<(OwnedFd, u64, u64)> {
-    let mut message = [0u8; 16];
+/// How many bytes came, at least one, and the file that came with them.
+fn receive(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut into = [io::IoSliceMut::new(&mut message)];
+    let mut into = [io::IoSliceMut::new(into)];
     let got =
         undisturbed(|| Ok(rustix::net::recvmsg(stream, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?))?;
     let file = control.drain().find_map(|m| match m {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| message[at + i]));
-    match file {
-        Some(file) if got.bytes == message.len() => Ok((file, number(0), number(8))),
-        _ => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no memory file came (`ulimit -n` too low?)")),
-    }
+    if got.bytes == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok((got.bytes, file)) }
 }
 
 #[cfg(test)]
@@ -401,6 +504,46 @@ mod tests {
         let ours = file(2 * REGION_MIN);
         assert!(ftruncate(&ours, 4096).is_err());
         assert!(check(&ours, REGION_MIN, 2).is_ok());
+    }
+
+    /// Ranks 0 and 2 join, and rank 0 has so long; `one` plays rank 1. What they are told.
+    fn joined(patience: Duration, one: impl FnOnce(&ShmCard)) -> [Error; 2] {
+        let listening = [0, 1, 2].map(|_| Listening::open().unwrap());
+        let locals: Vec<_> = listening.iter().map(|l| &l.card).enumerate().collect();
+        let gone = |rank: usize, surely: bool| {
+            surely.then(|| Error::PeerLost { rank, host: "here".into(), cause: "it is gone".into() })
+        };
+        let stop = Stop::default();
+        let join = |me: usize, patience| {
+            // The closure tells of what this test says, not of what the system does.
+            let limit = Limit { deadline: Instant::now() + patience, stop: &stop, gone: &gone };
+            Arena::join(&listening[me], me, &locals, limit).map(drop).unwrap_err()
+        };
+        std::thread::scope(|s| {
+            let others =
+                [(0, patience), (2, Duration::from_secs(60))].map(|(me, p)| s.spawn(move || join(me, p)));
+            one(&listening[0].card);
+            others.map(|thread| thread.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn all_are_told_why_they_wait_in_vain() {
+        // It comes, and ends before it has mapped.
+        let told = joined(Duration::from_secs(60), |leader| {
+            let address = SocketAddr::from_abstract_name(&leader.name).unwrap();
+            let mut stream = UnixStream::connect_addr(&address).unwrap();
+            stream.write_all(&[&leader.token[..], &1u64.to_le_bytes()].concat()).unwrap();
+            assert!(matches!(Word::hear(&mut stream), Ok(Word::File(..))));
+        });
+        for error in told {
+            assert!(matches!(error, Error::PeerLost { rank: 1, .. }), "{error}");
+        }
+        // It never comes.
+        let [leader, follower] = joined(Duration::from_millis(200), |_| ());
+        assert!(matches!(leader, Error::Timeout { .. }), "{leader}");
+        let told = format!("no way from rank 2 to rank 0: it could not share its host's memory: {leader}");
+        assert_eq!(follower.to_string(), told);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use nd_transport::{Abilities, Signal};
 use super::Engine;
 use crate::error::Error;
 use crate::exec::ending;
-use crate::exec::layout::{self, DROPPED, FAILURE, GONE, WENT_ON};
+use crate::exec::layout::{self, DROPPED, FAILURE, GONE, LATE, WENT_ON};
 use crate::exec::peers::{REACHING, Stance, TELLING, stance, tell};
 use crate::exec::report::Report;
 
@@ -94,12 +94,33 @@ impl Engine {
                 self.aborted_by = Some(*culprit);
                 Report::Aborted { culprit: *culprit }
             }
+            // Whoever listens no more has failed, not whoever would speak to it.
+            Error::Transport { source: nd_transport::Error::Unreachable { to, .. }, .. } => {
+                Report::Failed { culprit: *to, why: error.to_string() }
+            }
             Error::PeerFailed { culprit, why, .. } => Report::Failed { culprit: *culprit, why: why.clone() },
             _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
         };
         tell(&self.endpoint, &self.channels, FAILURE, &report.encode(), false);
+        if let Report::Standstill(_) = report {
+            self.tell_late();
+        }
         // The caller gets its buffers back.
         self.endpoint.let_go();
+    }
+
+    /// Whoever enters the call later, and finds all that it needs, learns nevertheless that it has failed.
+    fn tell_late(&self) {
+        for (peer, channels) in self.channels.iter().enumerate() {
+            if let Some([first, ..]) = channels
+                && first.link().connected()
+            {
+                let inbox = first.remote() - layout::lane(self.rank(), 0);
+                let at = inbox + layout::lane(peer, 1) + LATE;
+                let _ = first.link().signal(Signal { at, value: 1 });
+            }
+        }
+        let _ = self.endpoint.progress();
     }
 
     /// After a failure: whoever is to go on with others need not wait for this rank.

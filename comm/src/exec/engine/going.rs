@@ -21,6 +21,9 @@ use crate::exec::waiting::{Now, Waiting, left_overs};
 use crate::recorder::Recorder;
 use crate::schedule::{Collective, MAX_LANES};
 
+/// Peers whose processes are looked at, of those that nobody waits for, every tenth of a second: each look reads a file.
+const WATCHED: usize = 16;
+
 /// Which thread of the runner each lane of a segment joins, and which lane of the channels that thread uses.
 ///
 /// Sends and receives each get a thread of their own, but those with one peer in one direction share it, so that their
@@ -58,6 +61,8 @@ pub(super) struct Going<'e> {
     pub runner: RefCell<&'e mut Runner>,
     pub channels: RefCell<&'e mut Channels>,
     pub waiting: RefCell<&'e mut Waiting>,
+    /// Who is looked after next.
+    pub watching: Cell<usize>,
     /// Whether all that was opened for them is closed.
     pub closed: Cell<bool>,
 }
@@ -83,7 +88,7 @@ impl Going<'_> {
         let (runner, channels) = (self.runner.borrow(), self.channels.borrow());
         let awaited = runner.awaited(self.segments, &channels);
         self.recorder.waits(&awaited, runner.heard(self.segments));
-        reports(self.endpoint, &channels, &awaited)?;
+        reports(self.endpoint, &channels, &awaited, self.watched(channels.len()))?;
         reach(self.endpoint, &awaited)?;
         if roll_call::is_called(&channels) {
             return Err(Failure::TimeUp);
@@ -99,6 +104,14 @@ impl Going<'_> {
         };
         left_overs(&channels, runner.oldest(), now.call.stamp)?;
         self.waiting.borrow_mut().look(&channels, &now)
+    }
+
+    /// Peers to look after although nobody waits for them: a few at each look, in turn.
+    fn watched(&self, world_size: usize) -> impl Iterator<Item = usize> {
+        let from = self.watching.get();
+        let count = WATCHED.min(world_size);
+        self.watching.set((from + count) % world_size);
+        (from..from + count).map(move |peer| peer % world_size)
     }
 
     /// What came of them, by what came of waiting for them (true: they are done).
