@@ -308,7 +308,8 @@ fn what_goes_wrong_on_purpose_is_told_by_those_who_go_on() {
         with("allreduce --ranks 4 --transport shm -e 64K --fault kill:1@50ms,stop:2@50ms", &environment);
     let said = stdout(&out);
     for told in said.lines().filter(|l| l.starts_with("# rank ") && l.contains(" s: ")) {
-        assert!(told.contains("rank 1") && (told.contains("is gone") || told.contains("lost")), "{said}");
+        assert!(told.contains("rank 1 on ") && told.contains("is lost"), "{said}");
+        assert!(told.matches("this rank was waiting for").count() < 2, "{said}");
     }
     assert!(said.contains("# 2 of 2 ranks that went on named ranks 1 or 2"), "{said}");
     let out = with("allreduce --ranks 2 --threads -e 4K --fault abort:1@20ms", &environment);

@@ -60,6 +60,9 @@ pub(super) fn settle(endpoint: &Endpoint, channels: &mut Channels, mut storing: 
     }
 }
 
+/// What this rank adds to another's reason, for its own caller alone.
+pub(super) const WAITED: &str = "; this rank was waiting for ";
+
 /// What is known of a peer beside what it has to say of calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stance {
@@ -200,7 +203,7 @@ pub(super) fn reports(
                 // Whoever gives up first may have waited for this rank, which waits for others.
                 let others: Vec<_> = awaited.iter().copied().filter(|&r| r != peer && r != culprit).collect();
                 if !others.is_empty() {
-                    why += &format!("; this rank was waiting for {}", everyone(endpoint, &others));
+                    why += &format!("{WAITED}{}", everyone(endpoint, &others));
                 }
                 return Err(Error::PeerFailed { rank, culprit, why });
             }

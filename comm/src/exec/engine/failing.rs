@@ -9,7 +9,7 @@ use super::Engine;
 use crate::error::Error;
 use crate::exec::ending;
 use crate::exec::layout::{self, DROPPED, FAILURE, GONE, LATE, WENT_ON};
-use crate::exec::peers::{REACHING, Stance, TELLING, stance, tell};
+use crate::exec::peers::{REACHING, Stance, TELLING, WAITED, stance, tell};
 use crate::exec::report::Report;
 
 impl Engine {
@@ -98,7 +98,10 @@ impl Engine {
             Error::Transport { source: nd_transport::Error::Unreachable { to, .. }, .. } => {
                 Report::Failed { culprit: *to, why: error.to_string() }
             }
-            Error::PeerFailed { culprit, why, .. } => Report::Failed { culprit: *culprit, why: why.clone() },
+            Error::PeerFailed { culprit, why, .. } => {
+                let why = why.split_once(WAITED).map_or(why.as_str(), |(why, _)| why);
+                Report::Failed { culprit: *culprit, why: why.to_owned() }
+            }
             _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
         };
         tell(&self.endpoint, &self.channels, FAILURE, &report.encode(), false);
