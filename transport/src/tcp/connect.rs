@@ -21,6 +21,9 @@ use crate::{Error, Result, Stop};
 
 /// How long one address may take while others remain.
 const PER_ADDRESS: Duration = Duration::from_secs(3);
+/// How long an address may take once another was refused: the peer's own system has said that nobody listens, and what
+/// remains is that this was some other machine. An IPv6 address that is still being checked for duplicates takes 2 s.
+const AFTER_REFUSAL: Duration = Duration::from_millis(250);
 /// Between two tries of a peer that hung up, at first and at most.
 const PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
@@ -90,19 +93,25 @@ fn once(
     (until, stop): (Instant, Option<&AtomicBool>),
     tried: &mut Tried,
 ) -> Result<Option<Connected>> {
+    let mut refused = false;
     for (at, candidate) in target.candidates.iter().enumerate() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             tried.what.push(format!("{} not tried, the time was over", candidate.to));
             continue;
         }
-        let share = if at + 1 == target.candidates.len() { left } else { left.min(PER_ADDRESS) };
+        let share = match at + 1 == target.candidates.len() {
+            _ if refused => left.min(AFTER_REFUSAL),
+            true => left,
+            false => left.min(PER_ADDRESS),
+        };
         let stream = match open(candidate, common.buffer, share, stop) {
             Ok(stream) => stream,
             Err(e) if e.raw_os_error() == Some(libc::EMFILE) => {
                 return Err(descriptors(&format!("connecting to rank {}", target.to), e));
             }
             Err(e) => {
+                refused |= e.kind() == io::ErrorKind::ConnectionRefused;
                 let by = via(candidate);
                 tried.what.push(format!("{}{by} ({}): {e}", candidate.to, candidate.reason));
                 continue;

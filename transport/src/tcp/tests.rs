@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 
+use super::address::Advertised;
 use super::*;
 use crate::shm::ShmCard;
 use crate::sys::{Mapping, memory_file};
@@ -492,6 +493,30 @@ fn nobody_there_lists_what_was_tried() {
     assert!(matches!(e, Error::Unreachable { from: 0, to: 1, .. }), "{e}");
     let e = e.to_string();
     assert!(e.contains("127.0.0.1:") && e.contains("Connection refused (os error 111)"), "{e}");
+}
+
+/// The peer's system says at one address that nobody listens; at another of its addresses nothing answers.
+#[test]
+fn after_a_refusal_other_addresses_are_not_waited_for_long() {
+    let patient = Config { start_timeout: Duration::from_secs(60), ..config() };
+    let (mut listening, mut cards) = opened(2, &patient);
+    drop(listening.pop());
+    // Its queue of connections is full, so that the kernel answers none any more.
+    let silent = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    silent.bind(&SocketAddr::from(([127, 0, 0, 2], cards[1].tcp.port)).into()).unwrap();
+    silent.listen(0).unwrap();
+    let full = silent.local_addr().unwrap().as_socket().unwrap();
+    let _fill: Vec<_> = (0..4)
+        .map_while(|_| std::net::TcpStream::connect_timeout(&full, Duration::from_millis(200)).ok())
+        .collect();
+    let here = cards[1].tcp.addresses.iter().find(|a| a.address == Ipv4Addr::LOCALHOST).cloned().unwrap();
+    let there = Advertised { address: full.ip(), ..here.clone() };
+    cards[1].tcp.addresses = vec![here, there];
+    let a = start(listening.pop().unwrap(), 0, &cards, &Secret::random(), &patient, 4096);
+    let began = Instant::now();
+    let e = text(a.put(1, &[b"x"], 0, None));
+    assert!(e.contains("Connection refused") && e.contains(&full.to_string()), "{e}");
+    assert!(began.elapsed() < patient.start_timeout / 2, "{e}: {:?}", began.elapsed());
 }
 
 #[test]
