@@ -77,8 +77,6 @@ pub struct PortState {
     pub active: bool,
     /// The code of its active MTU.
     pub mtu: u32,
-    /// The longest message, bytes.
-    pub message: u32,
     /// InfiniBand's local identifier.
     pub lid: u16,
     /// RoCE.
@@ -161,7 +159,6 @@ impl Context {
         Ok(PortState {
             active: attr.state == IBV_PORT_ACTIVE,
             mtu: attr.active_mtu,
-            message: attr.max_msg_sz,
             lid: attr.lid,
             ethernet: u32::from(attr.link_layer) == IBV_LINK_LAYER_ETHERNET,
         })
