@@ -10,13 +10,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
-};
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
+use super::words::{self, Word, pass, undisturbed};
 use crate::region::{Neighbours, PROBE_ADDRESS, PROBE_NONCE, Region};
 use crate::sys::{Mapping, keeps_length, memory_file};
 use crate::{Error, Result, Stop};
@@ -160,7 +157,7 @@ impl Arena {
         }
         for (_, stream) in followers {
             // Whoever is gone by now is missed in the first call.
-            let _ = stream.write_all(&head(GO, 0));
+            let _ = stream.write_all(&words::go());
         }
         Ok(arena)
     }
@@ -244,62 +241,8 @@ fn publish_probe(region: &Region) -> u64 {
     *nonce
 }
 
-/// The leader's word, with the memory file: bytes for each rank; what the first rank's region holds follows.
-const FILE: u8 = 0;
-/// The leader's word: all have mapped.
-const GO: u8 = 1;
-/// The leader's word: that rank is lost.
-const LOST: u8 = 2;
-/// The leader's word: it has failed; so many bytes follow that say why.
-const FAILED: u8 = 3;
-/// Bytes of the beginning of each word: which, and a number.
-const HEAD: usize = 9;
-/// Bytes that are said of a failure at most.
-const WHY: usize = 4096;
 /// How long a leader that has failed waits for those that have not come yet, to tell them.
 const TELLING: Duration = Duration::from_secs(1);
-
-fn head(word: u8, number: u64) -> [u8; HEAD] {
-    let mut head = [word; HEAD];
-    head[1..].copy_from_slice(&number.to_le_bytes());
-    head
-}
-
-/// What the leader says.
-enum Word {
-    File(OwnedFd, u64, u64),
-    Go,
-    Lost(usize),
-    Failed(String),
-}
-
-impl Word {
-    fn hear(stream: &mut UnixStream) -> io::Result<Word> {
-        let mut head = [0u8; HEAD];
-        let (got, file) = receive(stream, &mut head)?;
-        stream.read_exact(&mut head[got..])?;
-        let number = u64::from_le_bytes(std::array::from_fn(|i| head[1 + i]));
-        match (head[0], file) {
-            (FILE, Some(file)) => {
-                let mut nonce = [0; 8];
-                stream.read_exact(&mut nonce)?;
-                Ok(Word::File(file, number, u64::from_le_bytes(nonce)))
-            }
-            (FILE, None) => Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "no memory file came (`ulimit -n` too low?)",
-            )),
-            (GO, _) => Ok(Word::Go),
-            (LOST, _) => Ok(Word::Lost(number as usize)),
-            (FAILED, _) => {
-                let mut why = Vec::new();
-                stream.take(number.min(WHY as u64)).read_to_end(&mut why)?;
-                Ok(Word::Failed(String::from_utf8_lossy(&why).into_owned()))
-            }
-            (other, _) => Err(io::Error::other(format!("an answer that is none ({other})"))),
-        }
-    }
-}
 
 /// The ranks that have not come yet.
 fn missing(locals: &[(usize, &ShmCard)], followers: &[(usize, UnixStream)]) -> Vec<usize> {
@@ -332,12 +275,8 @@ fn say_why(
         }
     }
     let word = match why {
-        Error::PeerLost { rank, .. } => head(LOST, *rank as u64).to_vec(),
-        other => {
-            let text = other.to_string();
-            let text = &text.as_bytes()[..text.len().min(WHY)];
-            [&head(FAILED, text.len() as u64), text].concat()
-        }
+        Error::PeerLost { rank, .. } => words::lost(*rank),
+        other => words::failed(&other.to_string()),
     };
     for (_, stream) in followers {
         let _ = limit.set(stream).and_then(|()| stream.write_all(&word));
@@ -430,27 +369,6 @@ fn introduced(mut stream: &UnixStream, token: &[u8; 16]) -> Option<usize> {
     (theirs == token).then_some(rank as usize)
 }
 
-/// Once more whenever a signal came in between.
-fn undisturbed<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            result => return result,
-        }
-    }
-}
-
-fn pass(stream: &UnixStream, file: &OwnedFd, region_len: u64, nonce: u64) -> io::Result<()> {
-    let message = [&head(FILE, region_len)[..], &nonce.to_le_bytes()].concat();
-    let fds = [file.as_fd()];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    let parts = [io::IoSlice::new(&message)];
-    undisturbed(|| Ok(rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL)?))?;
-    Ok(())
-}
-
 /// Whether what came is memory for so many ranks: whoever has a rank's token may have any reason to send another.
 fn check(file: &OwnedFd, region_len: u64, ranks: usize) -> io::Result<()> {
     let total = region_len
@@ -461,20 +379,6 @@ fn check(file: &OwnedFd, region_len: u64, ranks: usize) -> io::Result<()> {
         io::Error::other(format!("{region_len} bytes per rank are not possible ({limits})"))
     };
     keeps_length(file, total.ok_or_else(wrong)?)
-}
-
-/// How many bytes came, at least one, and the file that came with them.
-fn receive(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut into = [io::IoSliceMut::new(into)];
-    let got =
-        undisturbed(|| Ok(rustix::net::recvmsg(stream, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?))?;
-    let file = control.drain().find_map(|m| match m {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    if got.bytes == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok((got.bytes, file)) }
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::sys;
 use crate::{Error, Result};
 
 mod join;
+mod words;
 
 pub use join::ShmCard;
 pub(crate) use join::{Arena, Limit, Listening, region_len};
