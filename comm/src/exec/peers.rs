@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use nd_transport::{Abilities, Endpoint, INLINE_PART, Part, Signal, Step, Transport};
 
+use super::channel::Channel;
 use super::ending::aborted;
-use super::layout::{self, FAILURE, REPORT, WENT_ON};
+use super::layout::{self, FAILURE, LANES, REPORT, WENT_ON};
 use super::memory::copy;
 use super::report::Report;
 use super::run::{Channels, Failure, Storing};
@@ -74,19 +75,19 @@ pub enum Stance {
     WentOn,
 }
 
-/// Of one that has said so.
-const LEFT: &str = "it has dropped its communicator";
-
 /// See [`Stance`]; of what has arrived. Whoever goes on without this rank says so before it ends.
 pub(super) fn stance(endpoint: &Endpoint, channels: &Channels, peer: usize) -> Stance {
-    let Some([first, ..]) = channels[peer].as_ref() else { return Stance::Silent };
+    if channels[peer].is_none() {
+        return Stance::Silent;
+    }
     // The end is looked at first: what was said before it has come by then.
     let ended = endpoint.ended(peer);
-    match first.own().word(FAILURE).load(Ordering::Acquire) {
-        WENT_ON => Stance::WentOn,
-        layout::DROPPED => Stance::Ended(LEFT.into()),
-        _ if reported(channels, peer) == Some(Report::Left) => Stance::Ended(LEFT.into()),
-        _ => ended.map_or(Stance::Silent, Stance::Ended),
+    if went_on(channels, peer) {
+        Stance::WentOn
+    } else if has_left(channels, peer) {
+        Stance::Ended("it has dropped its communicator".into())
+    } else {
+        ended.map_or(Stance::Silent, Stance::Ended)
     }
 }
 
@@ -96,7 +97,14 @@ pub(super) fn death(endpoint: &Endpoint, channels: &Channels, peer: usize) -> Op
     let maps = first.link().abilities().contains(Abilities::MAP);
     // The end is looked at first: what was said before it is there by then.
     let death = endpoint.death(peer).filter(|_| maps)?;
-    (stance(endpoint, channels, peer) != Stance::Ended(LEFT.into())).then_some(death)
+    (!has_left(channels, peer)).then_some(death)
+}
+
+/// Whether a peer has said that it has dropped its communicator.
+fn has_left(channels: &Channels, peer: usize) -> bool {
+    let dropped =
+        |[first, ..]: &[Channel; LANES]| first.own().word(FAILURE).load(Ordering::Acquire) == layout::DROPPED;
+    channels[peer].as_ref().is_some_and(dropped) || reported(channels, peer) == Some(Report::Left)
 }
 
 /// Ranks as people look for them.
