@@ -1,27 +1,11 @@
 //! `nd-topo` as a user meets it: exit codes, what goes to standard output and what to standard error.
 #![allow(clippy::unwrap_used)]
 
+mod topo;
+
 use std::process::{Command, Output};
 
-fn nd_topo(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_nd-topo")).args(args).output().unwrap()
-}
-
-fn good(args: &[&str]) -> String {
-    let out = nd_topo(args);
-    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap()
-}
-
-/// The one line that an error is.
-fn bad(args: &[&str]) -> String {
-    let out = nd_topo(args);
-    assert_eq!(out.status.code(), Some(1), "{args:?}");
-    assert!(out.stdout.is_empty(), "{args:?} printed {}", String::from_utf8_lossy(&out.stdout));
-    let text = String::from_utf8(out.stderr).unwrap();
-    assert!(text.starts_with("error: ") && text.trim_end().lines().count() == 1, "{text}");
-    text
-}
+use topo::{bad, good, nd_topo};
 
 #[test]
 fn this_machine_is_shown_with_what_could_not_be_seen() {

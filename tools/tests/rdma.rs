@@ -1,27 +1,11 @@
 //! What `nd-topo` says of RDMA devices, and of when ranks use verbs, for machines that are described in files.
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output};
+mod topo;
 
-fn nd_topo(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_nd-topo")).args(args).output().unwrap()
-}
+use std::process::Command;
 
-fn good(args: &[&str]) -> String {
-    let out = nd_topo(args);
-    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap()
-}
-
-/// The one line that an error is.
-fn bad(args: &[&str]) -> String {
-    let out = nd_topo(args);
-    assert_eq!(out.status.code(), Some(1), "{args:?}");
-    assert!(out.stdout.is_empty(), "{args:?} printed {}", String::from_utf8_lossy(&out.stdout));
-    let text = String::from_utf8(out.stderr).unwrap();
-    assert!(text.starts_with("error: ") && text.trim_end().lines().count() == 1, "{text}");
-    text
-}
+use topo::{bad, good, nd_topo};
 
 /// A machine with one RDMA port, as `nd-topo show --json` writes it.
 fn host_with_rdma(folder: &std::path::Path, name: &str, port: &str) -> String {
