@@ -9,6 +9,9 @@ use crate::verbs::keys::{FIRST, Given, Keys};
 use crate::verbs::wire::{self, Message, What};
 use crate::{Error, sys};
 
+/// Messages that may wait before all others when a peer asks for a key: far more than grants and windows make.
+const ANSWERS: usize = 4096;
+
 impl Queue {
     /// Takes a message of the peer.
     pub fn receive(&mut self, message: &[u8]) -> Result<(), Fault> {
@@ -75,6 +78,11 @@ impl Queue {
                 "it would write to offset {at:#x}, which no exposed window covers"
             )));
         };
+        // Nobody asks for a second key before the first has come.
+        if self.urgent.len() >= ANSWERS {
+            let why = format!("it asks for keys and takes none: {ANSWERS} messages wait for it");
+            return Err(Fault::Protocol(why));
+        }
         self.give(start, size, true)?;
         Ok(())
     }
