@@ -1,9 +1,9 @@
 //! The verbs transport beside perftest: `cargo bench -p nd-benches --bench verbs`.
 //!
 //! Runs in two virtual machines with Soft-RoCE that one link joins (see [`nd_tests::machines`]), all of it in one boot:
-//! in each round first perftest, then ours. One-way latency of 8 bytes beside `ib_write_lat`, 1 MiB puts beside
-//! `ib_write_bw`, and a 16 MiB all-reduce beside what `ib_write_bw -b` allows it: both ranks send and receive 16 MiB at
-//! once. Medians of the rounds, and of their ratios.
+//! in each round first perftest, then ours. One-way latency of 8 bytes beside `ib_write_lat`, and beside `ib_send_lat`,
+//! which uses the same kind of message as our short puts; 1 MiB puts beside `ib_write_bw`; and a 16 MiB all-reduce beside
+//! what `ib_write_bw -b` allows it: both ranks send and receive 16 MiB at once. Medians of the rounds, and of their ratios.
 #![allow(unsafe_code)] // puts lend memory
 
 use std::io::{BufRead, BufReader, Write};
@@ -49,12 +49,13 @@ fn inside() {
     let comm = other.communicator();
     let mut reduced = comm.alloc::<f32>(REDUCED / 4).expect("registered memory");
     let ours = Ours { endpoint, window, bytes: vec![1; LARGE] };
-    let mut rows: [Vec<[f64; 2]>; 3] = Default::default();
+    let mut rows: [Vec<[f64; 2]>; 4] = Default::default();
     let (mut pings, mut puts) = (0, 0);
     // The first round warms up.
     for round in 0..=ROUNDS {
         let latency = perftest(&mut other, "ib_write_lat", SMALL, PINGS, &[]);
         let half = ours.ping_pong(&mut pings);
+        let sent = perftest(&mut other, "ib_send_lat", SMALL, PINGS, &["--use-srq"]);
         let bandwidth = perftest(&mut other, "ib_write_bw", LARGE, PUTS, &[]);
         let poured = ours.pour(&mut puts);
         let both = perftest(&mut other, "ib_write_bw", LARGE, PUTS, &["-b"]);
@@ -66,10 +67,12 @@ fn inside() {
             rows[0].push([latency, half]);
             rows[1].push([bandwidth, poured]);
             rows[2].push([both / 2.0, rate]);
+            rows[3].push([sent, half]);
         }
     }
     if other.me == 0 {
         show("8 B one way, µs: ib_write_lat", &rows[0]);
+        show("8 B one way, µs: ib_send_lat --use-srq", &rows[3]);
         show("1 MiB puts, MB/s: ib_write_bw", &rows[1]);
         show("16 MiB all-reduce, MB/s each way: half of ib_write_bw -b", &rows[2]);
     }
@@ -146,7 +149,7 @@ impl Other {
     }
 }
 
-/// Runs one of perftest's programs on both hosts: µs of `ib_write_lat` (the median), MB/s (1e6) of `ib_write_bw` (the
+/// Runs one of perftest's programs on both hosts: µs of `ib_write_lat` and `ib_send_lat` (the median), MB/s (1e6) of `ib_write_bw` (the
 /// average); of use on host 1, which gives it to host 0.
 fn perftest(other: &mut Other, program: &str, size: usize, iterations: u64, more: &[&str]) -> f64 {
     let run = |address: Option<&str>| {
@@ -183,7 +186,7 @@ fn perftest(other: &mut Other, program: &str, size: usize, iterations: u64, more
     let row: Vec<&str> = row.unwrap_or_else(|| panic!("{program} said {said}")).split_whitespace().collect();
     // bytes iterations min max typical …; bytes iterations peak average in MiB/s …
     let value: f64 = match program {
-        "ib_write_lat" => row[4].parse().expect("µs"),
+        "ib_write_lat" | "ib_send_lat" => row[4].parse().expect("µs"),
         _ => row[3].parse::<f64>().expect("MiB/s") * (1 << 20) as f64 / 1e6,
     };
     other.exchange(&value.to_string());
