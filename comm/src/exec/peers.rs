@@ -16,8 +16,8 @@ use super::run::{Channels, Failure, Storing};
 use super::stamp::is_later;
 use crate::error::{Error, Result};
 
-/// How long a rank that gives up waits for a connection to a peer that it has not spoken to, to tell it so: one that stopped
-/// does not answer.
+/// How long a rank that gives up waits for connections to the peers that it has not spoken to, to tell them so: one that
+/// stopped does not answer. Who is reached later is told then.
 pub(super) const REACHING: Duration = Duration::from_millis(100);
 
 /// How long a rank that gives up waits for its report to leave.
@@ -146,7 +146,7 @@ pub(super) fn has_given_up(channels: &Channels, peer: usize) -> bool {
 /// [`TELLING`], and of the others when they try to reach this rank.
 pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u8], leaving: bool) {
     let mut told = Vec::new();
-    let until = Instant::now() + TELLING;
+    let (reached_by, until) = (Instant::now() + REACHING, Instant::now() + TELLING);
     // Each is copied by the link.
     let parts: Vec<Part> = bytes.chunks(INLINE_PART).map(Part::of).collect();
     if !leaving {
@@ -159,8 +159,8 @@ pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u
         let (link, at) = (channels[0].link(), channels[0].remote() + at);
         // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it
         // tries to reach it, see `reports`.
-        let reached = link.connected()
-            || (!leaving && Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there));
+        let left = reached_by.saturating_duration_since(Instant::now());
+        let reached = link.connected() || (!leaving && link.reach(left).is_ok_and(|there| there));
         let signal = Signal { at, value: 1 };
         if !reached {
             link.leave_word(bytes, at + 8, signal);
