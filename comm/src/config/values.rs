@@ -186,7 +186,7 @@ pub const SECRET_MIN: usize = 16;
 /// 64 hexadecimal digits are the secret itself; any other text is hashed: SHA-256("nd-secret-v1" ‖ 0 ‖ text).
 ///
 /// One hash, not a slow password function: every rank of a large job computes it at start. So the text must be as
-/// hard to guess as the secret should be; `openssl rand -hex 32` makes a good one. Less than [`SECRET_MIN`] bytes are refused.
+/// hard to guess as the secret should be; `openssl rand -hex 32` makes a good one. Less than 16 bytes are refused.
 pub fn secret(text: &str) -> Result<Secret, Bad> {
     const REMEDY: &str =
         "put in a random text, such as the output of `openssl rand -hex 32`, the same on all ranks";
