@@ -1,0 +1,1 @@
+//! Sequences dealt out over the ranks of `cp`, and attention over them.

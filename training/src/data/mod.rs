@@ -1,0 +1,1 @@
+//! Tokens, and which rank sees which of them at which step.

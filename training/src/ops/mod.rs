@@ -1,0 +1,1 @@
+//! Differentiable operations with their own backward pass, on the CPU.

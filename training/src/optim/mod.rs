@@ -1,0 +1,1 @@
+//! AdamW on shards, the gradient norm and clipping, loss scale, learning rate.

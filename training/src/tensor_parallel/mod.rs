@@ -1,0 +1,1 @@
+//! Matrices dealt out over the ranks of `tp`.

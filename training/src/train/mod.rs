@@ -1,0 +1,1 @@
+//! The loop: from a configuration to a trained model and its metrics.
