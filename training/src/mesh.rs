@@ -45,7 +45,8 @@ impl Mesh {
     /// # Errors
     /// [`Error::Mesh`] with the numbers, when the product is not `world`.
     pub fn parse(text: &str, world: usize) -> Result<Mesh> {
-        let mesh = nd_topology::placement::Mesh::parse(text, world).map_err(|e| Error::Mesh(e.to_string()))?;
+        let mesh =
+            nd_topology::placement::Mesh::parse(text, world).map_err(|e| Error::Mesh(e.to_string()))?;
         Ok(Mesh { sizes: Axis::ALL.map(|axis| mesh.size(axis.name())) })
     }
 

@@ -111,6 +111,18 @@ impl Group {
         Ok(self.comm.reduce_scatter_start(send, recv, ReduceOp::Sum)?)
     }
 
+    /// Starts to gather all ranks' parts of `buffer` in place: each has its own there.
+    pub fn all_gather_in_place_start<T: Element, B: Owned<T>>(&self, buffer: B) -> Result<Pending<B>> {
+        self.record::<T>(Kind::AllGather, buffer.elements().len());
+        Ok(self.comm.all_gather_in_place_start(buffer)?)
+    }
+
+    /// Starts [`Group::reduce_scatter`] in place: this rank's part of the sum comes to its own part of `buffer`.
+    pub fn reduce_scatter_in_place_start<T: Element, B: Owned<T>>(&self, buffer: B) -> Result<Pending<B>> {
+        self.record::<T>(Kind::ReduceScatter, buffer.elements().len());
+        Ok(self.comm.reduce_scatter_in_place_start(buffer, ReduceOp::Sum)?)
+    }
+
     /// Starts to pass `send` to the next rank and to take `recv`, of the same length, from the one before, round the
     /// ring.
     pub fn shift_start<T: Element, S: Owned<T>, R: Owned<T>>(
