@@ -1,9 +1,7 @@
 //! What one rank computes with in one micro-batch. *Pure.*
 
 use super::{Deal, Windows};
-
-/// The label of a token whose prediction does not count.
-pub const IGNORE: u32 = u32::MAX;
+use crate::tensor_parallel::IGNORE;
 
 /// Inputs and labels of one rank for one micro-batch: `rows` sequences, of each the tokens at `positions`.
 #[derive(Debug, Clone, PartialEq, Eq)]

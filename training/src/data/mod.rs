@@ -16,7 +16,7 @@ pub mod text;
 mod tokenizer;
 mod windows;
 
-pub use batch::{IGNORE, MicroBatch};
+pub use batch::MicroBatch;
 pub use deal::{Deal, Order};
 pub use tokenizer::Tokenizer;
 pub use windows::Windows;
