@@ -30,6 +30,7 @@ pub mod context_parallel;
 pub mod data;
 mod error;
 pub mod group;
+mod kernel;
 pub mod llama;
 pub mod mesh;
 pub mod model;
