@@ -5,8 +5,8 @@ use std::sync::Arc;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
 
-use super::element::{Real, Wide, elements, with_real};
 use super::random::Random;
+use crate::kernel::{Real, Rows, by_type, elements, room};
 
 /// Which of a training run's random numbers belong to the elements of a tensor `[sequences, positions, channels]`: each
 /// element has its own, by where it lies in the whole batch and whole sequence.
@@ -60,9 +60,9 @@ impl CustomOp1 for Dropout {
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let channels = layout.shape().dims3()?.2;
-        with_real!(self.name(), x.dtype(), T => {
-            let x = elements::<T>(self.name(), x, layout)?;
-            Ok((T::to_cpu_storage_owned(self.apply(x, channels)), layout.shape().clone()))
+        by_type!(x.dtype(), self.name(), T => {
+            let x = elements::<T>(x, layout)?;
+            Ok((T::to_cpu_storage_owned(self.apply(&x, channels)), layout.shape().clone()))
         })
     }
 
@@ -72,33 +72,32 @@ impl CustomOp1 for Dropout {
 }
 
 impl Dropout {
-    fn apply<T: Real>(&self, x: &[T], channels: usize) -> Vec<T> {
+    fn apply<T: Rows>(&self, x: &[T], channels: usize) -> Vec<T> {
         let positions = self.counter.positions.len();
-        let mut factors = vec![<T::Wide>::default(); channels];
-        let mut room = factors.clone();
+        let (mut factors, mut x_room) = (room(channels), room(channels));
         let mut out = vec![T::zero(); x.len()];
         let rows = x.chunks_exact(channels.max(1)).zip(out.chunks_exact_mut(channels.max(1)));
         for (row, (x, out)) in rows.enumerate() {
             let sequence = self.counter.sequences[row / positions];
             self.factors(sequence, self.counter.positions[row % positions], &mut factors);
-            for (factor, &x) in factors.iter_mut().zip(T::widen(x, &mut room)) {
-                *factor = *factor * x;
+            for (factor, &x) in factors.iter_mut().zip(T::widen_row(x, &mut x_room)) {
+                *factor *= x;
             }
-            T::narrow(&factors, out);
+            T::narrow_row(&factors, out);
         }
         out
     }
 
     /// What each channel of one position is multiplied by. Eight blocks of four numbers at a time: the first word of
     /// each belongs to eight channels in a row, the second to the next eight, and so on.
-    fn factors<W: Wide>(&self, sequence: u64, position: u32, factors: &mut [W]) {
+    fn factors<R: Real>(&self, sequence: u64, position: u32, factors: &mut [R]) {
         const BLOCKS: usize = 8;
-        let scale = W::of(self.scale);
+        let scale = R::from_f64(self.scale);
         for (i, factors) in factors.chunks_mut(4 * BLOCKS).enumerate() {
             let first = [(i * BLOCKS) as u32, position, sequence as u32, (sequence >> 32) as u32];
             let numbers = self.counter.random.blocks::<BLOCKS>(first);
             for (factor, &number) in factors.iter_mut().zip(numbers.as_flattened()) {
-                *factor = if number < self.threshold { W::default() } else { scale };
+                *factor = if number < self.threshold { R::from_f64(0.0) } else { scale };
             }
         }
     }

@@ -3,7 +3,7 @@
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, WithDType, bail};
 
-use super::element::{Real, elements, with_real};
+use crate::kernel::{Rows, by_type, elements, room};
 
 /// The rows of `table` `[vocabulary, channels]` that `tokens` (u32, any shape) name: `[.., channels]`.
 ///
@@ -31,7 +31,7 @@ impl CustomOp2 for Embedding {
         tokens_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let (rows, channels) = table_layout.shape().dims2()?;
-        let tokens = elements::<u32>(self.name(), tokens, tokens_layout)?;
+        let tokens = elements::<u32>(tokens, tokens_layout)?;
         if let Some(place) = tokens.iter().position(|&token| token as usize >= rows) {
             bail!(
                 "embedding: token {} at place {place} is not below the vocabulary's {rows}: is the tokenizer the model's?",
@@ -40,10 +40,10 @@ impl CustomOp2 for Embedding {
         }
         let mut shape = tokens_layout.dims().to_vec();
         shape.push(channels);
-        with_real!(self.name(), table.dtype(), T => {
-            let table = elements::<T>(self.name(), table, table_layout)?;
+        by_type!(table.dtype(), self.name(), T => {
+            let table = elements::<T>(table, table_layout)?;
             let mut out = Vec::with_capacity(tokens.len() * channels);
-            for &token in tokens {
+            for &token in &*tokens {
                 out.extend_from_slice(&table[token as usize * channels..][..channels]);
             }
             Ok((T::to_cpu_storage_owned(out), shape.into()))
@@ -78,32 +78,32 @@ impl CustomOp3 for EmbeddingGradient {
         gradient: &CpuStorage,
         gradient_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let tokens = elements::<u32>(self.name(), tokens, tokens_layout)?;
-        with_real!(self.name(), gradient.dtype(), T => {
-            let gradient = elements::<T>(self.name(), gradient, gradient_layout)?;
-            let of_table = backward(table_layout.shape().dims2()?, tokens, gradient);
+        let tokens = elements::<u32>(tokens, tokens_layout)?;
+        by_type!(gradient.dtype(), self.name(), T => {
+            let gradient = elements::<T>(gradient, gradient_layout)?;
+            let of_table = backward(table_layout.shape().dims2()?, &tokens, &gradient);
             Ok((T::to_cpu_storage_owned(of_table), table_layout.shape().clone()))
         })
     }
 }
 
 /// Adds up the gradients of each token in the order of its places, and rounds once.
-fn backward<T: Real>((rows, channels): (usize, usize), tokens: &[u32], gradient: &[T]) -> Vec<T> {
+fn backward<T: Rows>((rows, channels): (usize, usize), tokens: &[u32], gradient: &[T]) -> Vec<T> {
     let mut places: Vec<usize> = (0..tokens.len()).collect();
     places.sort_by_key(|&place| tokens[place]);
-    let mut sum = vec![<T::Wide>::default(); channels];
-    let mut room = sum.clone();
+    let (mut sum, mut gradient_room) = (room(channels), room(channels));
     let mut out = vec![T::zero(); rows * channels];
     for places in places.chunk_by(|&a, &b| tokens[a] == tokens[b]) {
-        sum.fill(<T::Wide>::default());
+        sum.fill(<T::Real as WithDType>::from_f64(0.0));
         for place in places {
-            for (sum, &g) in
-                sum.iter_mut().zip(T::widen(&gradient[place * channels..][..channels], &mut room))
+            for (sum, &g) in sum
+                .iter_mut()
+                .zip(T::widen_row(&gradient[place * channels..][..channels], &mut gradient_room))
             {
                 *sum += g;
             }
         }
-        T::narrow(&sum, &mut out[tokens[places[0]] as usize * channels..][..channels]);
+        T::narrow_row(&sum, &mut out[tokens[places[0]] as usize * channels..][..channels]);
     }
     out
 }

@@ -16,7 +16,6 @@
 //! Tensors are on the CPU and of type f32, f64, bf16 or f16.
 
 mod dropout;
-mod element;
 mod embedding;
 pub mod random;
 mod rms_norm;

@@ -3,7 +3,7 @@
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, WithDType, bail};
 
-use super::element::{Real, Wide, dot, elements, with_real};
+use crate::kernel::{Real, Rows, by_type, dot, elements, room};
 
 /// `x / sqrt(mean(x²) + eps) · weight` over the last dimension of `x`, which `weight` has as its only one.
 ///
@@ -32,10 +32,10 @@ impl CustomOp2 for RmsNorm {
         weight: &CpuStorage,
         weight_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        with_real!(self.name(), x.dtype(), T => {
-            let x = elements::<T>(self.name(), x, x_layout)?;
-            let weight = elements::<T>(self.name(), weight, weight_layout)?;
-            Ok((T::to_cpu_storage_owned(forward(x, weight, self.eps)), x_layout.shape().clone()))
+        by_type!(x.dtype(), self.name(), T => {
+            let x = elements::<T>(x, x_layout)?;
+            let weight = elements::<T>(weight, weight_layout)?;
+            Ok((T::to_cpu_storage_owned(forward(&x, &weight, self.eps)), x_layout.shape().clone()))
         })
     }
 
@@ -72,11 +72,11 @@ impl CustomOp3 for RmsNormGradient {
         gradient: &CpuStorage,
         gradient_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        with_real!(self.name(), x.dtype(), T => {
-            let x = elements::<T>(self.name(), x, x_layout)?;
-            let weight = elements::<T>(self.name(), weight, weight_layout)?;
-            let gradient = elements::<T>(self.name(), gradient, gradient_layout)?;
-            let both = backward(x, weight, gradient, self.eps);
+        by_type!(x.dtype(), self.name(), T => {
+            let x = elements::<T>(x, x_layout)?;
+            let weight = elements::<T>(weight, weight_layout)?;
+            let gradient = elements::<T>(gradient, gradient_layout)?;
+            let both = backward(&x, &weight, &gradient, self.eps);
             let shape = (both.len() / weight.len().max(1), weight.len());
             Ok((T::to_cpu_storage_owned(both), shape.into()))
         })
@@ -84,50 +84,48 @@ impl CustomOp3 for RmsNormGradient {
 }
 
 /// `1 / sqrt(mean(row²) + eps)`.
-fn scale<W: Wide>(row: &[W], eps: f64) -> W {
-    W::ONE / (dot(row, row) / W::of(row.len() as f64) + W::of(eps)).sqrt()
+fn scale<R: Real>(row: &[R], eps: f64) -> R {
+    R::from_f64(1.0 / (dot(row, row).to_f64() / row.len() as f64 + eps).sqrt())
 }
 
-fn forward<T: Real>(x: &[T], weight: &[T], eps: f64) -> Vec<T> {
+fn forward<T: Rows>(x: &[T], weight: &[T], eps: f64) -> Vec<T> {
     let n = weight.len();
-    let room = || vec![T::Wide::default(); n];
-    let (mut weight_room, mut x_room, mut y) = (room(), room(), room());
-    let weight = T::widen(weight, &mut weight_room);
+    let (mut weight_room, mut x_room, mut y) = (room(n), room(n), room::<T::Real>(n));
+    let weight = T::widen_row(weight, &mut weight_room);
     let mut out = vec![T::zero(); x.len()];
     for (x, out) in x.chunks_exact(n.max(1)).zip(out.chunks_exact_mut(n.max(1))) {
-        let x = T::widen(x, &mut x_room);
+        let x = T::widen_row(x, &mut x_room);
         let scale = scale(x, eps);
         for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
             *y = x * scale * w;
         }
-        T::narrow(&y, out);
+        T::narrow_row(&y, out);
     }
     out
 }
 
 /// With `s = scale(x)` and `p = gradient · weight`: `dx = s p - s³ mean(p x) x`, and `dweight` is the sum over the rows
 /// of `gradient · s x`.
-fn backward<T: Real>(x: &[T], weight: &[T], gradient: &[T], eps: f64) -> Vec<T> {
+fn backward<T: Rows>(x: &[T], weight: &[T], gradient: &[T], eps: f64) -> Vec<T> {
     let n = weight.len();
-    let room = || vec![T::Wide::default(); n];
-    let (mut weight_room, mut x_room, mut gradient_room) = (room(), room(), room());
-    let (mut product, mut of_x) = (room(), room());
-    let weight = T::widen(weight, &mut weight_room);
+    let (mut weight_room, mut x_room, mut gradient_room) = (room(n), room(n), room(n));
+    let (mut product, mut of_x) = (room::<T::Real>(n), room(n));
+    let weight = T::widen_row(weight, &mut weight_room);
     let mut of_weight = RowSum::new(n);
     let mut out = vec![T::zero(); x.len() + n];
     let rows = x.chunks_exact(n.max(1)).zip(gradient.chunks_exact(n.max(1)));
     for ((x, gradient), out) in rows.zip(out.chunks_exact_mut(n.max(1))) {
-        let x = T::widen(x, &mut x_room);
-        let gradient = T::widen(gradient, &mut gradient_room);
+        let x = T::widen_row(x, &mut x_room);
+        let gradient = T::widen_row(gradient, &mut gradient_room);
         let scale = scale(x, eps);
         for ((p, &g), &w) in product.iter_mut().zip(gradient).zip(weight) {
             *p = g * w;
         }
-        let along = scale * scale * scale * dot(&product, x) / T::Wide::of(n as f64);
+        let along = scale * scale * scale * dot(&product, x) / <T::Real as WithDType>::from_f64(n as f64);
         for ((of_x, &p), &x) in of_x.iter_mut().zip(&product).zip(x) {
             *of_x = scale * p - along * x;
         }
-        T::narrow(&of_x, out);
+        T::narrow_row(&of_x, out);
         of_weight.add(|sum| {
             for ((sum, &g), &x) in sum.iter_mut().zip(gradient).zip(x) {
                 *sum += g * scale * x;
@@ -135,40 +133,40 @@ fn backward<T: Real>(x: &[T], weight: &[T], gradient: &[T], eps: f64) -> Vec<T> 
         });
     }
     let start = x.len();
-    T::narrow(&of_weight.total(), &mut out[start..]);
+    T::narrow_row(&of_weight.total(), &mut out[start..]);
     out
 }
 
 /// A sum of rows by parts of [`RowSum::PART`] rows, whose rounding errors grow with the number of parts and not of rows.
-struct RowSum<W> {
-    total: Vec<W>,
-    part: Vec<W>,
+struct RowSum<R> {
+    total: Vec<R>,
+    part: Vec<R>,
     rows: usize,
 }
 
-impl<W: Wide> RowSum<W> {
+impl<R: Real> RowSum<R> {
     const PART: usize = 64;
 
-    fn new(n: usize) -> RowSum<W> {
-        RowSum { total: vec![W::default(); n], part: vec![W::default(); n], rows: 0 }
+    fn new(n: usize) -> RowSum<R> {
+        RowSum { total: room(n), part: room(n), rows: 0 }
     }
 
-    fn add(&mut self, row: impl FnOnce(&mut [W])) {
+    fn add(&mut self, row: impl FnOnce(&mut [R])) {
         row(&mut self.part);
         self.rows += 1;
-        if self.rows == RowSum::<W>::PART {
+        if self.rows == RowSum::<R>::PART {
             self.flush();
         }
     }
 
     fn flush(&mut self) {
         for (total, part) in self.total.iter_mut().zip(&mut self.part) {
-            *total += std::mem::take(part);
+            *total += std::mem::replace(part, R::from_f64(0.0));
         }
         self.rows = 0;
     }
 
-    fn total(mut self) -> Vec<W> {
+    fn total(mut self) -> Vec<R> {
         self.flush();
         self.total
     }

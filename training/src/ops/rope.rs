@@ -7,7 +7,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
 use serde::{Deserialize, Serialize};
 
-use super::element::{Real, Wide, with_real};
+use crate::kernel::{Rows, by_type, room};
 
 /// How frequencies are stretched for sequences longer than the model was first trained for, as Hugging Face's
 /// `rope_scaling` says it.
@@ -144,7 +144,7 @@ impl CustomOp1 for Rotate {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        with_real!(self.name(), x.dtype(), T => {
+        by_type!(x.dtype(), self.name(), T => {
             Ok((T::to_cpu_storage_owned(self.apply::<T>(x.as_slice()?, layout)?), layout.shape().clone()))
         })
     }
@@ -156,30 +156,30 @@ impl CustomOp1 for Rotate {
 }
 
 impl Rotate {
-    fn apply<T: Real>(&self, x: &[T], layout: &Layout) -> Result<Vec<T>> {
+    fn apply<T: Rows>(&self, x: &[T], layout: &Layout) -> Result<Vec<T>> {
         let (batch, heads, length, channels) = layout.shape().dims4()?;
         let strides = layout.stride();
         let half = channels / 2;
-        let room = |n| vec![<T::Wide>::default(); n];
-        let (mut cos, mut sin, mut x_room, mut y) = (room(half), room(half), room(channels), room(channels));
+        let (mut cos, mut sin) = (room::<T::Real>(half), room::<T::Real>(half));
+        let (mut x_room, mut y) = (room(channels), room::<T::Real>(channels));
         let mut out = vec![T::zero(); layout.shape().elem_count()];
         for position in 0..length {
             for i in 0..half {
                 let sin_i = self.rotations.sin[position * half + i];
-                cos[i] = Wide::of(self.rotations.cos[position * half + i]);
-                sin[i] = Wide::of(if self.back { -sin_i } else { sin_i });
+                cos[i] = WithDType::from_f64(self.rotations.cos[position * half + i]);
+                sin[i] = WithDType::from_f64(if self.back { -sin_i } else { sin_i });
             }
             for row in 0..batch * heads {
                 let (b, head) = (row / heads, row % heads);
                 let from = layout.start_offset() + b * strides[0] + head * strides[1] + position * strides[2];
-                let x = T::widen(&x[from..from + channels], &mut x_room);
+                let x = T::widen_row(&x[from..from + channels], &mut x_room);
                 let (x0, x1) = x.split_at(half);
                 let (y0, y1) = y.split_at_mut(half);
                 for i in 0..half {
                     y0[i] = x0[i] * cos[i] - x1[i] * sin[i];
                     y1[i] = x1[i] * cos[i] + x0[i] * sin[i];
                 }
-                T::narrow(&y, &mut out[(row * length + position) * channels..][..channels]);
+                T::narrow_row(&y, &mut out[(row * length + position) * channels..][..channels]);
             }
         }
         Ok(out)

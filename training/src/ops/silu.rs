@@ -3,7 +3,7 @@
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, WithDType, bail};
 
-use super::element::{Real, Wide, elements, with_real};
+use crate::kernel::{Real, Rows, by_type, elements};
 
 /// `gate · sigmoid(gate) · up`, element by element.
 ///
@@ -33,10 +33,10 @@ impl CustomOp2 for SiluMul {
         up: &CpuStorage,
         up_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        with_real!(self.name(), gate.dtype(), T => {
-            let gate = elements::<T>(self.name(), gate, gate_layout)?;
-            let up = elements::<T>(self.name(), up, up_layout)?;
-            Ok((T::to_cpu_storage_owned(forward(gate, up)), gate_layout.shape().clone()))
+        by_type!(gate.dtype(), self.name(), T => {
+            let gate = elements::<T>(gate, gate_layout)?;
+            let up = elements::<T>(up, up_layout)?;
+            Ok((T::to_cpu_storage_owned(forward(&gate, &up)), gate_layout.shape().clone()))
         })
     }
 
@@ -70,52 +70,69 @@ impl CustomOp3 for SiluMulGradient {
         gradient: &CpuStorage,
         gradient_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        with_real!(self.name(), gate.dtype(), T => {
-            let gate = elements::<T>(self.name(), gate, gate_layout)?;
-            let up = elements::<T>(self.name(), up, up_layout)?;
-            let gradient = elements::<T>(self.name(), gradient, gradient_layout)?;
-            Ok((T::to_cpu_storage_owned(backward(gate, up, gradient)), (2, gate.len()).into()))
+        by_type!(gate.dtype(), self.name(), T => {
+            let gate = elements::<T>(gate, gate_layout)?;
+            let up = elements::<T>(up, up_layout)?;
+            let gradient = elements::<T>(gradient, gradient_layout)?;
+            Ok((T::to_cpu_storage_owned(backward(&gate, &up, &gradient)), (2, gate.len()).into()))
         })
     }
 }
 
-fn sigmoid<W: Wide>(x: W) -> W {
-    W::ONE / (W::ONE + (-x).exp())
+/// Of each element `x`, `1 / (1 + e^-x)`.
+fn sigmoids<'a, R: Real>(row: &[R], out: &'a mut [R]) -> &'a [R] {
+    // Beyond it a sigmoid is 0 beside any number that is multiplied with it, and exponentials end.
+    let most = R::from_f64(88.0);
+    let (zero, one) = (R::from_f64(0.0), R::from_f64(1.0));
+    let out = &mut out[..row.len()];
+    for (out, &x) in out.iter_mut().zip(row) {
+        *out = if zero - x > most { most } else { zero - x };
+    }
+    R::exponentials(out, zero);
+    out.iter_mut().for_each(|e| *e = one / (one + *e));
+    out
 }
 
-fn forward<T: Real>(gate: &[T], up: &[T]) -> Vec<T> {
-    let [mut gate_room, mut up_room, mut y] = [[T::Wide::default(); PIECE]; 3];
+/// Room for a piece.
+fn piece<R: Real>() -> [R; PIECE] {
+    [R::from_f64(0.0); PIECE]
+}
+
+fn forward<T: Rows>(gate: &[T], up: &[T]) -> Vec<T> {
+    let [mut gate_room, mut up_room, mut s_room, mut y] = [piece::<T::Real>(); 4];
     let mut out = vec![T::zero(); gate.len()];
     for ((gate, up), out) in gate.chunks(PIECE).zip(up.chunks(PIECE)).zip(out.chunks_mut(PIECE)) {
-        let (gate, up) = (T::widen(gate, &mut gate_room), T::widen(up, &mut up_room));
+        let (gate, up) = (T::widen_row(gate, &mut gate_room), T::widen_row(up, &mut up_room));
         let y = &mut y[..out.len()];
-        for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
-            *y = gate * sigmoid(gate) * up;
+        let s = sigmoids(gate, &mut s_room);
+        for (((y, &gate), &up), &s) in y.iter_mut().zip(gate).zip(up).zip(s) {
+            *y = gate * s * up;
         }
-        T::narrow(y, out);
+        T::narrow_row(y, out);
     }
     out
 }
 
 /// With `s = sigmoid(gate)`: `dgate = gradient · up · s (1 + gate (1 - s))` and `dup = gradient · gate · s`.
-fn backward<T: Real>(gate: &[T], up: &[T], gradient: &[T]) -> Vec<T> {
-    let [mut gate_room, mut up_room, mut gradient_room] = [[T::Wide::default(); PIECE]; 3];
-    let [mut of_gate, mut of_up] = [[T::Wide::default(); PIECE]; 2];
+fn backward<T: Rows>(gate: &[T], up: &[T], gradient: &[T]) -> Vec<T> {
+    let [mut gate_room, mut up_room, mut gradient_room] = [piece::<T::Real>(); 3];
+    let [mut s_room, mut of_gate, mut of_up] = [piece::<T::Real>(); 3];
+    let one = <T::Real as WithDType>::from_f64(1.0);
     let mut out = vec![T::zero(); 2 * gate.len()];
     let (out_gate, out_up) = out.split_at_mut(gate.len());
     let operands = gate.chunks(PIECE).zip(up.chunks(PIECE)).zip(gradient.chunks(PIECE));
     let results = out_gate.chunks_mut(PIECE).zip(out_up.chunks_mut(PIECE));
     for (((gate, up), gradient), (out_gate, out_up)) in operands.zip(results) {
-        let (gate, up) = (T::widen(gate, &mut gate_room), T::widen(up, &mut up_room));
-        let gradient = T::widen(gradient, &mut gradient_room);
+        let (gate, up) = (T::widen_row(gate, &mut gate_room), T::widen_row(up, &mut up_room));
+        let gradient = T::widen_row(gradient, &mut gradient_room);
         let (of_gate, of_up) = (&mut of_gate[..gate.len()], &mut of_up[..gate.len()]);
+        let s = sigmoids(gate, &mut s_room);
         for i in 0..gate.len() {
-            let s = sigmoid(gate[i]);
-            of_gate[i] = gradient[i] * up[i] * s * (T::Wide::ONE + gate[i] * (T::Wide::ONE - s));
-            of_up[i] = gradient[i] * gate[i] * s;
+            of_gate[i] = gradient[i] * up[i] * s[i] * (one + gate[i] * (one - s[i]));
+            of_up[i] = gradient[i] * gate[i] * s[i];
         }
-        T::narrow(of_gate, out_gate);
-        T::narrow(of_up, out_up);
+        T::narrow_row(of_gate, out_gate);
+        T::narrow_row(of_up, out_up);
     }
     out
 }
