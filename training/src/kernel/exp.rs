@@ -92,20 +92,22 @@ mod tests {
 
     #[test]
     fn exponentials_are_right_to_two_units_in_the_last_place() {
-        let mut row: Vec<f32> = (0..200_003).map(|i| i as f32 * -0.000_45).collect();
-        let arguments = row.clone();
-        let sum = f64::from(exponentials_f32(&mut row, 1.5));
-        let mut expected = 0.0;
-        for (x, y) in arguments.iter().zip(&row) {
-            let exact = f64::from(x - 1.5).exp();
-            expected += exact;
-            if x - 1.5 < -87.0 {
-                assert_eq!(*y, 0.0, "{x}");
-            } else {
-                assert!((f64::from(*y) / exact - 1.0).abs() < 2.4e-7, "{x}: {y} for {exact}");
+        let arguments: Vec<f32> = (0..200_003).map(|i| i as f32 * -0.000_45).collect();
+        for arguments in arguments.chunks(1000) {
+            let mut row = arguments.to_vec();
+            let sum = f64::from(exponentials_f32(&mut row, 1.5));
+            let mut expected = 0.0;
+            for (x, y) in arguments.iter().zip(&row) {
+                let exact = f64::from(x - 1.5).exp();
+                expected += f64::from(*y);
+                if x - 1.5 < -87.0 {
+                    assert_eq!(*y, 0.0, "{x}");
+                } else {
+                    assert!((f64::from(*y) / exact - 1.0).abs() < 2.4e-7, "{x}: {y} for {exact}");
+                }
             }
+            assert!((sum - expected).abs() <= 1e-6 * expected, "{sum} for {expected}");
         }
-        assert!((sum / expected - 1.0).abs() < 1e-6, "{sum} for {expected}");
     }
 
     #[test]

@@ -89,7 +89,9 @@ mod tests {
     #[test]
     fn elements_come_in_order_wherever_they_lie() {
         let x = Tensor::arange(0u32, 24, &Device::Cpu).unwrap().reshape((2, 3, 4)).unwrap();
-        for view in [x.clone(), x.narrow(0, 1, 1).unwrap(), x.transpose(0, 2).unwrap(), x.narrow(2, 1, 2).unwrap()] {
+        for view in
+            [x.clone(), x.narrow(0, 1, 1).unwrap(), x.transpose(0, 2).unwrap(), x.narrow(2, 1, 2).unwrap()]
+        {
             let expected: Vec<u32> = view.flatten_all().unwrap().to_vec1().unwrap();
             with_elements::<u32, _, Error>(&view, |found| Ok(assert_eq!(found, expected))).unwrap();
         }
