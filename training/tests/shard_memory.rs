@@ -132,6 +132,11 @@ fn train(policy: Policy, steps: usize) -> Vec<Steps> {
         for (a, b) in [(&batch, &square), (&square, &square), (&batch.t().expect("a column"), &batch)] {
             a.matmul(b).expect("a product");
         }
+        // And what a communicator keeps, with the first calls.
+        let fsdp = groups.fsdp();
+        let buffer = || fsdp.alloc::<f32>(64 * RANKS).expect("registered memory");
+        fsdp.all_gather_in_place_start(buffer()).expect("a call").wait().expect("gathered");
+        fsdp.reduce_scatter_in_place_start(buffer()).expect("a call").wait().expect("reduced");
         let before = NOW.get();
         let start = || PEAK.set(NOW.get());
         let allocated = || usize::try_from(PEAK.get() - before).expect("more than before");

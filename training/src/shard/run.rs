@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 
+use super::layout::Layout;
 use super::program::Use;
 use super::seed::seeded;
 use super::sharded::Sharded;
@@ -179,26 +180,26 @@ impl<M: Model> Sharded<M> {
         Ok(Gradients { weights, input: of_input })
     }
 
-    /// Hands a stage's gradients on: to the sum that waits for other stages or micro-batches, or to be reduced.
-    fn hand_over(&mut self, step: &Use, values: Values, last: bool) -> Result<()> {
-        let waits =
-            self.policy.zero == 1 && !self.policy.reduce_each_micro_batch && !last && self.shard.is_some();
+    /// Hands a stage's gradients on: to the sum that waits for the unit's other stages, then to the one that waits for the
+    /// step's other micro-batches, then to be reduced.
+    fn hand_over(&mut self, step: &Use, mut values: Values, last: bool) -> Result<()> {
+        let late = self.policy.zero == 1 && !self.policy.reduce_each_micro_batch && self.shard.is_some();
         let unit = &mut self.units[step.unit];
-        let mut values = values;
-        if unit.sums.is_some() || waits || !step.complete {
-            let sums = unit.sums.get_or_insert_with(|| Values::Flat(vec![0.0; unit.layout.padded()]));
-            if let Values::Flat(sums) = sums {
-                values.add_to(&unit.layout, sums)?;
-            }
-            self.unreduced = 0;
-            if waits || !step.complete {
-                drop(values);
-                self.note();
+        if !step.complete || unit.of_stages.is_some() {
+            values = add(unit.of_stages.take(), &unit.layout, values)?;
+            if !step.complete {
+                (unit.of_stages, self.unreduced) = (Some(values), 0);
                 return Ok(());
             }
-            values = unit.sums.take().unwrap_or(values);
-            self.unreduced = values.bytes();
         }
+        if late && (!last || unit.of_micro_batches.is_some()) {
+            values = add(unit.of_micro_batches.take(), &unit.layout, values)?;
+            if !last {
+                (unit.of_micro_batches, self.unreduced) = (Some(values), 0);
+                return Ok(());
+            }
+        }
+        self.unreduced = values.bytes();
         self.add_partials(step.unit, &mut values)?;
         self.reduce.submit(step.unit, &values, last)?;
         self.note();
@@ -241,6 +242,16 @@ impl<M: Model> Sharded<M> {
 struct Gradients {
     weights: Values,
     input: Option<Tensor>,
+}
+
+/// A unit's gradients and more of them; the sum, as they lie in the unit's vector.
+fn add(sum: Option<Values>, layout: &Layout, more: Values) -> Result<Values> {
+    let mut flat = match sum {
+        Some(Values::Flat(flat)) => flat,
+        _ => vec![0.0; layout.padded()],
+    };
+    more.add_to(layout, &mut flat)?;
+    Ok(Values::Flat(flat))
 }
 
 /// A tensor that gradients are taken of.

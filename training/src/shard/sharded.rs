@@ -52,8 +52,10 @@ pub(super) struct ShardedUnit {
     pub weights: Weights,
     /// Whether the weights are there and are those of the masters.
     pub gathered: bool,
-    /// Sums of gradients that wait for more stages or micro-batches.
-    pub sums: Option<Values>,
+    /// Gradients that wait for those of the unit's other stages.
+    pub of_stages: Option<Values>,
+    /// Gradients that wait for those of other micro-batches.
+    pub of_micro_batches: Option<Values>,
 }
 
 /// What an optimizer updates: a unit's shard. Elements that belong to no piece are zero, and so are their gradients.
@@ -103,7 +105,9 @@ impl<M: Model> Sharded<M> {
             }
             let weights = gather.empty(unit.parameters.iter().map(Parameter::local_shape).collect());
             let (unit, layout) = (unit.clone(), layout.clone());
-            Ok(ShardedUnit { unit, layout, pieces, masters, weights, gathered: false, sums: None })
+            let (of_stages, of_micro_batches) = (None, None);
+            let gathered = false;
+            Ok(ShardedUnit { unit, layout, pieces, masters, weights, gathered, of_stages, of_micro_batches })
         });
         let sharded_units = sharded_units.collect::<Result<Vec<_>>>()?;
         Ok(Sharded {
@@ -189,7 +193,7 @@ impl<M: Model> Sharded<M> {
         self.together(|all| {
             all.reduce.clear();
             for unit in &mut all.units {
-                (unit.gathered, unit.sums) = (false, None);
+                (unit.gathered, unit.of_micro_batches) = (false, None);
             }
             Ok(())
         })
@@ -198,12 +202,14 @@ impl<M: Model> Sharded<M> {
     /// What this rank's memory is for, now.
     pub fn memory(&self) -> Memory {
         let (gradients, buckets) = self.reduce.bytes();
+        let waiting =
+            |u: &ShardedUnit| u.of_stages.iter().chain(&u.of_micro_batches).map(Values::bytes).sum::<usize>();
+        let waiting: usize = self.units.iter().map(waiting).sum();
         Memory {
             masters: self.units.iter().map(|u| size_of_val(&*u.masters)).sum(),
             gradients,
             gathered: self.units.iter().map(|u| u.weights.bytes()).sum(),
-            unreduced: self.unreduced
-                + self.units.iter().flat_map(|u| &u.sums).map(Values::bytes).sum::<usize>(),
+            unreduced: self.unreduced + waiting,
             buffers: buckets + self.gather.bytes(),
             activations: self.activations,
         }

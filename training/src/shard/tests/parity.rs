@@ -12,7 +12,7 @@ fn close(ours: &[Outcome], reference: &Outcome, what: &str) {
 }
 
 #[test]
-fn many_ranks_learn_what_one_does() {
+fn many_ranks_train_as_one_does() {
     for tied in [false, true] {
         for ranks in [2, 4, 8] {
             let alone = Job { micro_batches: ranks, steps: 10, tied, ..Job::new("", Policy::default()) };
@@ -20,10 +20,7 @@ fn many_ranks_learn_what_one_does() {
             for (mesh, zero) in [("dp_shard=-1", 3), ("dp_shard=-1", 0), ("dp_replicate=2,dp_shard=-1", 3)] {
                 let policy = Policy { zero, ..Policy::default() };
                 let job = Job { steps: 10, tied, ..Job::new(mesh, policy) };
-                let outcomes = job.run(ranks);
-                close(&outcomes, reference, &format!("{mesh}, ZeRO-{zero}, {ranks} ranks"));
-                let total = |step: usize| outcomes.iter().map(|o| o.losses[step]).sum::<f64>();
-                assert!(total(9) < 0.7 * total(0), "the loss falls: {} to {}", total(0), total(9));
+                close(&job.run(ranks), reference, &format!("{mesh}, ZeRO-{zero}, {ranks} ranks"));
             }
         }
     }
