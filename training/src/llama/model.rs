@@ -8,6 +8,7 @@ use super::split::{Asked, Split};
 use crate::context_parallel::{Balance, ContextParallel, Form, ring_attention};
 use crate::error::Result;
 use crate::group::{Group, Groups};
+use crate::mesh::{Axis, Mesh};
 use crate::model::{Init, Model, Parameter, Part, Unit};
 use crate::ops::{Rope, dropout, rms_norm, rope, silu_mul};
 use crate::tensor_parallel::{
@@ -79,6 +80,14 @@ impl Llama {
         let cp =
             ContextParallel { group: groups.cp().clone(), form: options.attention, balance: options.balance };
         Ok(Llama { config, options, split, units, rope, tp, cp })
+    }
+
+    /// Whether a model can be dealt out over the ranks of `tp`, before there are any.
+    ///
+    /// # Errors
+    /// As [`Llama::new`].
+    pub fn check(config: &Config, options: &Options, mesh: &Mesh) -> Result<()> {
+        Split::new(config, mesh.size(Axis::Tp), 0, options.kv_replicas).map(drop)
     }
 
     /// What the model is like.

@@ -6,7 +6,7 @@
 //! | [`Loop`] | one step of any [`Model`](crate::Model): accumulate, clip, update, and the loss of all ranks |
 //! | [`Placed`] | which rank sits where in the mesh, by the links between them |
 //! | [`predict`] | what a step will send, by group — *pure* |
-//! | `Trainer` | a Llama on a text, by a configuration |
+//! | [`Trainer`] | a Llama on a text, by a configuration |
 //! | [`Row`] | what is known of a step |
 
 mod agree;
@@ -15,9 +15,13 @@ mod place;
 mod predict;
 mod row;
 mod step;
+#[cfg(test)]
+mod tests;
+mod trainer;
 
 pub use config::{Config, KEYS, Key};
 pub use place::{Placed, place};
 pub use predict::{Predicted, predict};
 pub use row::Row;
 pub use step::{Loop, Outcome};
+pub use trainer::Trainer;

@@ -30,13 +30,13 @@ pub struct Predicted {
 }
 
 /// For each group of more than one rank, the one with the most frequent calls first. `parameters` are those that a rank computes
-/// with: all of the model, divided by tp.
+/// with, all of the model divided by tp, and `kept` those of them whose units stay gathered between the two passes.
 pub fn predict(
     placement: &Placement,
     mesh: &Mesh,
     policy: &Policy,
     model: &Model,
-    parameters: f64,
+    (parameters, kept): (f64, f64),
 ) -> Vec<Predicted> {
     let row = |axis: Axis| placement.rows.iter().find(|row| row.axis == axis.name());
     let micro_batches = model.accumulation as f64;
@@ -44,41 +44,52 @@ pub fn predict(
     let units = model.layers as f64 + 1.0;
     let (weights, gradients) = (model.weight_bytes as f64, model.gradient_bytes as f64);
     let mut all = Vec::new();
-    for (axis, group) in [(Axis::Tp, "tp"), (Axis::Cp, "cp")] {
-        if let Some(row) = row(axis) {
-            all.push(of(group, mesh.world(), row.size, row, row.bytes, row.calls, row.what.clone()));
-        }
+    if let Some(row) = row(Axis::Tp) {
+        // The embedding's forward and the head's backward pass have one each as well.
+        let more = (4.0 * model.layers as f64 + 2.0) / (4.0 * model.layers as f64);
+        let what = "all-reduce of activations, 4 a block and 2".into();
+        all.push(of("tp", mesh.world(), row.size, row, row.bytes * more, row.calls * more, what));
+    }
+    if let Some(row) = row(Axis::Cp) {
+        all.push(of("cp", mesh.world(), row.size, row, row.bytes, row.calls, row.what.clone()));
     }
     // cp's ranks hold the same weights, so they share the state too. The slower of both links decides.
     let shared = mesh.size(Axis::DpShard) * mesh.size(Axis::Cp);
     let slowest =
         [Axis::DpShard, Axis::Cp].into_iter().filter_map(row).min_by(|a, b| a.gbps.total_cmp(&b.gbps));
-    if let Some(row) = slowest {
-        let (gathers, scatters, what) = match (policy.zero, policy.reshard) {
-            (0, _) => (0.0, 2.0 * reductions, "all-reduce of gradients"),
-            (1, _) => (1.0, reductions, "all-gather of weights, reduce-scatter of gradients"),
-            (2, _) => (1.0, micro_batches, "all-gather of weights, reduce-scatter of gradients"),
-            (_, Reshard::Never) => {
-                (micro_batches, micro_batches, "all-gather of weights, reduce-scatter of gradients")
-            }
-            _ => {
-                (2.0 * micro_batches, micro_batches, "all-gather of weights ×2, reduce-scatter of gradients")
-            }
-        };
-        let part = (shared - 1) as f64 / shared as f64;
-        let bytes = part * parameters * (gathers * weights + scatters * gradients);
-        all.push(of("fsdp", mesh.world(), shared, row, bytes, units * (gathers + scatters), what.into()));
+    let part = |ranks: usize| (ranks - 1) as f64 / ranks as f64;
+    let replicas = row(Axis::DpReplicate);
+    if let (0, Some(_), Some(row)) = (policy.zero, slowest, replicas) {
+        let ranks = shared * row.size;
+        let (bytes, calls) = (2.0 * part(ranks) * parameters * gradients * reductions, units * reductions);
+        all.push(of("loss", mesh.world(), ranks, row, bytes, calls, "all-reduce of gradients".into()));
+        return all;
     }
-    if let Some(row) = row(Axis::DpReplicate) {
-        let own = if policy.zero == 0 { parameters } else { parameters / shared as f64 };
-        let bytes = 2.0 * (row.size - 1) as f64 / row.size as f64 * own * gradients * reductions;
+    if let Some(row) = slowest {
+        let (gathered, scatters) = match (policy.zero, policy.reshard) {
+            (0, _) => (0.0, 2.0 * reductions),
+            (1 | 2, _) => (parameters, micro_batches),
+            (_, Reshard::Never) => (parameters * micro_batches, micro_batches),
+            _ => ((2.0 * parameters - kept) * micro_batches, micro_batches),
+        };
+        let bytes = part(shared) * (gathered * weights + scatters * parameters * gradients);
+        let calls = units * (gathered / parameters + scatters);
+        let what = match policy.zero {
+            0 => "all-reduce of gradients",
+            _ => "all-gather of weights, reduce-scatter of gradients",
+        };
+        all.push(of("fsdp", mesh.world(), shared, row, bytes, calls, what.into()));
+    }
+    if let Some(row) = replicas {
+        let own = parameters / shared as f64;
+        let (bytes, calls) = (2.0 * part(row.size) * own * gradients * reductions, units * reductions);
         all.push(of(
             "dp_replicate",
             mesh.world(),
             row.size,
             row,
             bytes,
-            units * reductions,
+            calls,
             "all-reduce of gradients".into(),
         ));
     }
@@ -148,22 +159,26 @@ mod tests {
         let placement = placement(axes.map(|axis| row(axis.name(), mesh.size(axis), 1.0)).collect());
         let model =
             Model { layers: 4, accumulation: 3, weight_bytes: 2, gradient_bytes: 4, ..Model::default() };
-        predict(&placement, &mesh, &policy, &model, 800.0).into_iter().map(|p| (p.group, p.bytes)).collect()
+        predict(&placement, &mesh, &policy, &model, (800.0, 80.0))
+            .into_iter()
+            .map(|p| (p.group, p.bytes))
+            .collect()
     }
 
     #[test]
     fn bytes_are_those_of_the_papers() {
         let zero = |zero| Policy { zero, ..Policy::default() };
-        assert_eq!(bytes("dp_shard=4", 4, zero(3)), [("fsdp", 600.0 * 3.0 * (2.0 * 2.0 + 4.0))]);
+        assert_eq!(bytes("dp_shard=4", 4, zero(3)), [("fsdp", 600.0 * 3.0 * (1.9 * 2.0 + 4.0))]);
         let never = Policy { reshard: Reshard::Never, ..zero(3) };
         assert_eq!(bytes("dp_shard=4", 4, never), [("fsdp", 600.0 * 3.0 * (2.0 + 4.0))]);
         assert_eq!(bytes("dp_shard=4", 4, zero(2)), [("fsdp", 600.0 * (2.0 + 3.0 * 4.0))]);
         assert_eq!(bytes("dp_shard=4", 4, zero(0)), [("fsdp", 600.0 * 2.0 * 4.0)]);
+        assert_eq!(bytes("dp_replicate=2,dp_shard=2", 4, zero(0)), [("loss", 600.0 * 2.0 * 4.0)]);
         let hybrid = bytes("dp_replicate=2,dp_shard=2,tp=2", 8, zero(3));
         assert_eq!(hybrid[2], ("dp_replicate", 800.0 / 2.0 * 4.0));
         assert_eq!(hybrid.iter().map(|p| p.0).collect::<Vec<_>>(), ["tp", "fsdp", "dp_replicate"]);
         // State is shared over cp as well.
-        assert_eq!(bytes("cp=4", 4, zero(3))[1], ("fsdp", 600.0 * 3.0 * 8.0));
+        assert_eq!(bytes("cp=4", 4, zero(3))[1], ("fsdp", 600.0 * 3.0 * 7.8));
     }
 
     #[test]

@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn mistakes_are_named_with_a_remedy() {
         let said = |key: &str, value: &str| Config::default().set(key, value).unwrap_err().to_string();
-        assert_eq!(said("setp", "3"), "setp=3: no setting is called so; did you mean steps?");
+        assert_eq!(said("step", "3"), "step=3: no setting is called so; did you mean steps?");
         assert_eq!(said("steps", "0"), "steps=0: 0 is less than 1; write a whole number from 1 on");
         assert!(said("dtype", "fp8").contains("f32, bf16, f16"));
         assert!(said("lr", "-1").contains("from 0 on"));
