@@ -84,7 +84,7 @@ impl Mapping {
                 "a tensor of shape {dims:?} has no sequence: give [b, s, ..]"
             )));
         }
-        if way == Way::Scatter && dims[1] % size != 0 {
+        if way == Way::Scatter && !dims[1].is_multiple_of(size) {
             return Err(Error::Config(format!(
                 "{name}={size} does not divide a sequence of {} tokens: pad it to {}",
                 dims[1],
