@@ -1,6 +1,6 @@
 //! What attention over many ranks holds in memory: all ranks of a ring together no more than one rank alone, each so a
 //! part that falls with their number.
-#![allow(unsafe_code)] // an allocator that counts
+#![allow(unsafe_code, clippy::unwrap_used)] // an allocator that counts
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
@@ -94,7 +94,7 @@ fn memory_of_a_rank_falls_with_the_number_of_ranks() {
         // What is worked on, what leaves and what comes: 3. Queries, sums and the result, each half as large: 1.5.
         assert!(forward < 5.0, "{ranks} ranks: {forward}");
         // The same 3, and gradients that are made, leave and come: 3. The queries' five tensors, and what candle adds up.
-        assert!(backward < 12.0, "{ranks} ranks: {backward}");
+        assert!(backward < 10.0, "{ranks} ranks: {backward}");
     }
     let [forward, _] = peaks(8, Form::AllGather);
     println!("8 ranks, gathered: {forward:.2} times keys and values forward");

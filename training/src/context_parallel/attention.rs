@@ -21,6 +21,21 @@ use crate::kernel::{Scalar, by_type, elements, with_elements};
 ///
 /// On a group of one rank this is attention as ever. See the [module](super) for what is sent otherwise.
 ///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use nd_comm::prelude::Communicator;
+/// use nd_training::Group;
+/// use nd_training::context_parallel::{Balance, ContextParallel, Form, ring_attention};
+///
+/// // In a job: Communicator::from_env()?.
+/// let group = Group::new("cp", Communicator::local(1)?.remove(0), Default::default());
+/// let cp = ContextParallel { group, form: Form::Ring, balance: Balance::Zigzag };
+/// let q = Tensor::randn(0f32, 1.0, (1, 8, 128, 64), &Device::Cpu)?;
+/// let kv = Tensor::randn(0f32, 1.0, (1, 2, 128, 64), &Device::Cpu)?;
+/// assert_eq!(ring_attention(&q, &kv, &kv, &cp)?.dims(), q.dims());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Config`] when shapes or types do not fit, and for an odd s with [`Balance::Zigzag`]; of communication.
 pub fn ring_attention(q: &Tensor, k: &Tensor, v: &Tensor, cp: &ContextParallel) -> Result<Tensor> {

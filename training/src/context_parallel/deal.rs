@@ -85,7 +85,7 @@ fn per_rank(size: usize, sequence: usize, balance: Balance) -> Result<usize> {
         Balance::Zigzag if size > 1 => (2 * size, "2·cp"),
         _ => (size, "cp"),
     };
-    if sequence % chunks != 0 {
+    if !sequence.is_multiple_of(chunks) {
         return Err(Error::Config(format!(
             "{name}={chunks} does not divide a sequence of {sequence} tokens: pad it to {}",
             sequence.next_multiple_of(chunks)

@@ -12,6 +12,9 @@ use crate::error::Result;
 use crate::group::Group;
 use crate::kernel::Scalar;
 
+/// A part that leaves, and one that comes.
+type Passing<T> = Pending<(Vec<T>, Vec<T>)>;
+
 /// Calls `work` with each rank's part in turn, this rank's own first, while the next is on its way.
 pub(super) fn visit<T: Scalar>(
     group: &Group,
@@ -63,7 +66,7 @@ pub(super) fn visit_and_return<T: Scalar>(
         Form::Ring => {
             let (mut held, mut spare) = (own, zeros::<T>(len));
             // The gradient of the part that was worked on last, on its way after it.
-            let mut following: Option<Pending<(Vec<T::Real>, Vec<T::Real>)>> = None;
+            let mut following: Option<Passing<T::Real>> = None;
             for step in 0..size {
                 let source = before(rank, step, size);
                 let mut gradient = zeros(len);

@@ -1,10 +1,12 @@
 //! The ranks along an axis of the mesh, and what they send each other.
 
+mod kept;
 mod ledger;
 
 use nd_comm::buffer::Owned;
 use nd_comm::prelude::{Buffer, Communicator, Element, Pending, ReduceOp};
 
+use kept::Kept;
 pub use ledger::{Entry, Kind, Ledger};
 
 use crate::error::{Error, Result};
@@ -16,12 +18,13 @@ pub struct Group {
     name: &'static str,
     comm: Communicator,
     ledger: Ledger,
+    kept: Kept,
 }
 
 impl Group {
     /// All ranks of a communicator, as a group called `name`.
     pub fn new(name: &'static str, comm: Communicator, ledger: Ledger) -> Group {
-        Group { name, comm, ledger }
+        Group { name, comm, ledger, kept: Kept::default() }
     }
 
     /// `tp`, `cp`, `fsdp`, `dp_replicate`, `loss`, `world`.
@@ -47,6 +50,15 @@ impl Group {
     /// `len` elements that the ranks of this group's host reach without a copy.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         Ok(self.comm.alloc(len)?)
+    }
+
+    /// Calls `f` with `len` elements, of any content, that the ranks of this group's host reach without a copy, and that
+    /// are kept for the next time.
+    ///
+    /// # Errors
+    /// Those of `f`, and of [`Group::alloc`].
+    pub fn registered<T: Element, R>(&self, len: usize, f: impl FnOnce(&mut [T]) -> Result<R>) -> Result<R> {
+        self.kept.with(&self.comm, len, f)
     }
 
     /// The reduction of all ranks' buffers, in every rank's buffer.

@@ -93,7 +93,8 @@ mod tests {
             [x.clone(), x.narrow(0, 1, 1).unwrap(), x.transpose(0, 2).unwrap(), x.narrow(2, 1, 2).unwrap()]
         {
             let expected: Vec<u32> = view.flatten_all().unwrap().to_vec1().unwrap();
-            with_elements::<u32, _, Error>(&view, |found| Ok(assert_eq!(found, expected))).unwrap();
+            let found = with_elements::<u32, _, Error>(&view, |found| Ok(found.to_vec())).unwrap();
+            assert_eq!(found, expected);
         }
         assert!(with_elements::<f32, _, Error>(&x, |_| Ok(())).is_err());
     }

@@ -256,7 +256,7 @@ fn ranks_that_divide_it_compute_the_same_model() {
             for (cp, tp, kv_replicas) in
                 [(1, 2, 1), (1, 3, 1), (1, 2, 2), (1, 4, 2), (1, 4, 4), (2, 1, 1), (4, 1, 1), (2, 2, 1)]
             {
-                if sequence_parallel && (tp == 1 || SEQUENCE / cp % tp != 0) {
+                if sequence_parallel && (tp == 1 || !(SEQUENCE / cp).is_multiple_of(tp)) {
                     continue;
                 }
                 let options = options(sequence_parallel, kv_replicas);

@@ -42,13 +42,12 @@ impl Random {
         }
         let mut key = self.key;
         for _ in 0..10 {
-            for i in 0..N {
-                let even = u64::from(x[0][i]) * u64::from(MULTIPLIERS[0]);
-                let odd = u64::from(x[2][i]) * u64::from(MULTIPLIERS[1]);
-                x[0][i] = (odd >> 32) as u32 ^ x[1][i] ^ key[0];
-                x[1][i] = odd as u32;
-                x[2][i] = (even >> 32) as u32 ^ x[3][i] ^ key[1];
-                x[3][i] = even as u32;
+            let [a, b, c, d] = &mut x;
+            for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
+                let even = u64::from(*a) * u64::from(MULTIPLIERS[0]);
+                let odd = u64::from(*c) * u64::from(MULTIPLIERS[1]);
+                [*a, *b] = [(odd >> 32) as u32 ^ *b ^ key[0], odd as u32];
+                [*c, *d] = [(even >> 32) as u32 ^ *d ^ key[1], even as u32];
             }
             key = [key[0].wrapping_add(KEY_STEPS[0]), key[1].wrapping_add(KEY_STEPS[1])];
         }

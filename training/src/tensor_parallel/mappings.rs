@@ -84,7 +84,7 @@ impl Mapping {
                 "a tensor of shape {dims:?} has no sequence: give [b, s, ..]"
             )));
         }
-        if way == Way::Scatter && dims[1] % size != 0 {
+        if way == Way::Scatter && !dims[1].is_multiple_of(size) {
             return Err(Error::Config(format!(
                 "{name}={size} does not divide a sequence of {} tokens: pad it to {}",
                 dims[1],
@@ -95,24 +95,33 @@ impl Mapping {
     }
 
     fn run<T: Scalar>(&self, x: Cow<'_, [T]>, dims: &[usize]) -> Result<Vec<T>> {
+        let (group, len, size) = (&self.group, x.len(), self.group.size());
         match self.way {
             Way::Copy => Ok(x.into_owned()),
-            Way::Reduce => {
-                let mut sum = x.into_owned();
-                self.group.all_reduce(&mut sum, ReduceOp::Sum)?;
-                Ok(sum)
-            }
-            Way::Gather => {
-                let mut all = vec![T::from_f64(0.0); x.len() * self.group.size()];
-                self.group.all_gather(&x, &mut all)?;
-                Ok(exchanged(all, self.group.size(), dims[0]))
-            }
-            Way::Scatter => {
-                let parts = exchanged(x.into_owned(), dims[0], self.group.size());
-                let mut part = vec![T::from_f64(0.0); parts.len() / self.group.size()];
-                self.group.reduce_scatter(&parts, &mut part)?;
-                Ok(part)
-            }
+            Way::Reduce => group.registered(len, |sum| {
+                sum.copy_from_slice(&x);
+                group.all_reduce(sum, ReduceOp::Sum)?;
+                Ok(sum.to_vec())
+            }),
+            Way::Gather => group.registered(len + len * size, |memory| {
+                let (part, all) = memory.split_at_mut(len);
+                part.copy_from_slice(&x);
+                group.all_gather(part, all)?;
+                let mut result = Vec::with_capacity(all.len());
+                exchanged(all, size, dims[0]).for_each(|part| result.extend_from_slice(part));
+                Ok(result)
+            }),
+            Way::Scatter => group.registered(len + len / size, |memory| {
+                let (parts, part) = memory.split_at_mut(len);
+                let mut left = &mut *parts;
+                for from in exchanged(&x, dims[0], size) {
+                    let (to, rest) = left.split_at_mut(from.len());
+                    to.copy_from_slice(from);
+                    left = rest;
+                }
+                group.reduce_scatter(parts, part)?;
+                Ok(part.to_vec())
+            }),
         }
     }
 }
@@ -155,17 +164,8 @@ pub(super) fn dtype(storage: &CpuStorage) -> DType {
     storage.dtype()
 }
 
-/// `[outer, inner, ..]`, row after row, as `[inner, outer, ..]`.
-fn exchanged<T: Scalar>(x: Vec<T>, outer: usize, inner: usize) -> Vec<T> {
-    if outer == 1 || inner == 1 {
-        return x;
-    }
-    let len = x.len() / (outer * inner);
-    let mut result = Vec::with_capacity(x.len());
-    for i in 0..inner {
-        for o in 0..outer {
-            result.extend_from_slice(&x[(o * inner + i) * len..][..len]);
-        }
-    }
-    result
+/// The pieces of `[outer, inner, ..]`, row after row, in the order of `[inner, outer, ..]`.
+fn exchanged<T>(x: &[T], outer: usize, inner: usize) -> impl Iterator<Item = &[T]> {
+    let len = x.len() / (outer * inner).max(1);
+    (0..inner).flat_map(move |i| (0..outer).map(move |o| &x[(o * inner + i) * len..][..len]))
 }

@@ -73,7 +73,7 @@ impl RowParallel {
     /// # Errors
     /// When shapes do not fit, and of communication.
     pub fn forward(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-        let summand = linear::linear(x, weight)?;
+        let summand = linear(x, weight)?;
         if self.sequence_parallel {
             scatter_sequence(&summand, &self.group)
         } else {

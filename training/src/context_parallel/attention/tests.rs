@@ -160,13 +160,12 @@ fn what_is_sent_is_what_the_module_says() {
     for (dtype, p, gradient) in [(DType::F32, 4, 4), (DType::BF16, 2, 4), (DType::F64, 8, 8)] {
         let inputs = inputs([b, hq, hkv, s, d], dtype);
         for size in [1, 2, 3, 4] {
-            let part = (2 * b * hkv * s / size * d) as u64;
+            let elements = (2 * b * hkv * s / size * d) as u64;
             let n = size as u64;
             for form in FORMS {
                 let entries = ranks(size, |group, ledger| {
-                    let parts: [Tensor; 4] = std::array::from_fn(|i| {
-                        super::tests::part(&inputs[i], group.rank(), size, Balance::Zigzag)
-                    });
+                    let parts: [Tensor; 4] =
+                        std::array::from_fn(|i| part(&inputs[i], group.rank(), size, Balance::Zigzag));
                     let cp = ContextParallel { group: group.clone(), form, balance: Balance::Zigzag };
                     let q = ring_attention(&parts[0], &parts[1], &parts[2], &cp).unwrap();
                     assert_eq!(q.dims(), parts[0].dims());
@@ -178,18 +177,18 @@ fn what_is_sent_is_what_the_module_says() {
                     let [forward_expected, both_expected] = match form {
                         _ if size == 1 => [vec![], vec![]],
                         Form::Ring => [
-                            vec![(Kind::Shift, Entry { calls: n - 1, bytes: (n - 1) * part * p })],
+                            vec![(Kind::Shift, Entry { calls: n - 1, bytes: (n - 1) * elements * p })],
                             vec![(
                                 Kind::Shift,
                                 Entry {
                                     calls: 3 * n - 2,
-                                    bytes: 2 * (n - 1) * part * p + n * part * gradient,
+                                    bytes: 2 * (n - 1) * elements * p + n * elements * gradient,
                                 },
                             )],
                         ],
                         Form::AllGather => {
-                            let gather = |calls| Entry { calls, bytes: calls * (n - 1) * part * p };
-                            let scatter = Entry { calls: 1, bytes: (n - 1) * part * gradient };
+                            let gather = |calls| Entry { calls, bytes: calls * (n - 1) * elements * p };
+                            let scatter = Entry { calls: 1, bytes: (n - 1) * elements * gradient };
                             [
                                 vec![(Kind::AllGather, gather(1))],
                                 vec![(Kind::AllGather, gather(2)), (Kind::ReduceScatter, scatter)],

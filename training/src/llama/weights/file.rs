@@ -268,8 +268,8 @@ mod tests {
                 assert_eq!(weights.config(), Some(&config));
                 for (name, shape, init) in config.tensors() {
                     let mut parameter = Parameter::whole(name, &shape, init);
-                    for dim in 0..shape.len() {
-                        parameter.part = Some(Part { dim, start: shape[dim] / 2, len: shape[dim] / 2 });
+                    for (dim, &size) in shape.iter().enumerate() {
+                        parameter.part = Some(Part { dim, start: size / 2, len: size / 2 });
                         let range = 1..parameter.len() - 1;
                         let [mut found, mut drawn] = [vec![0f32; range.len()], vec![0f32; range.len()]];
                         weights.fill(&parameter, range.clone(), &mut found).unwrap();
