@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, Layout, Shape, Tensor};
 
-use super::parallel::Gathered;
+use super::gathered::Gathered;
 use crate::error::Result;
 
 /// `x [.., in]` times the transpose of `weight [out, in]`: `[.., out]`.

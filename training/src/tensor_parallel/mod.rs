@@ -23,11 +23,13 @@
 //! | `mappings` | the four ways in and out |
 //! | `linear` | `x · wᵀ` |
 //! | `parallel` | column- and row-parallel products |
+//! | `gathered` | their inputs under sequence parallelism |
 //! | `embedding` | rows of a table that is dealt out |
 //! | `cross_entropy` | the loss over a vocabulary that is dealt out |
 
 mod cross_entropy;
 mod embedding;
+mod gathered;
 mod linear;
 mod mappings;
 mod parallel;
