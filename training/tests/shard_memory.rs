@@ -179,7 +179,8 @@ fn train(policy: Policy, steps: usize) -> Vec<Steps> {
         let mut model = Sharded::new(Blocks, &groups, policy, &fill).expect("a model");
         let mut seen = None;
         for _ in 0..steps {
-            (start(), model.take_peak());
+            start();
+            model.take_peak();
             model.evaluate(&batch).expect("a forward pass");
             let forward = Seen { accounted: model.take_peak(), allocated: allocated() };
             start();
