@@ -499,6 +499,8 @@ mod tests {
         assert!(e.starts_with("NCCL_SOCKET_FAMILY=AF_X:"), "{e}");
         let e = from(&[("ND_SECRET_FILE", "/dev/null/x")]).unwrap_err().to_string();
         assert!(e.contains("/dev/null/x") && e.contains("cannot be read"), "{e}");
+        let e = from(&[("ND_SECRET", "hunter2")]).unwrap_err().to_string();
+        assert!(e.starts_with("ND_SECRET=(hidden): 7 bytes") && !e.contains("hunter2"), "{e}");
         let e = from(&[("ND_CONF_FILE", "/dev/null/x")]).unwrap_err().to_string();
         assert!(e.starts_with("ND_CONF_FILE=/dev/null/x"), "{e}");
     }
@@ -507,12 +509,10 @@ mod tests {
     fn secrets_are_not_shown() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        std::fs::write(&path, "from the file\n").unwrap();
-        let config = from(&[("ND_SECRET", "hunter2"), ("ND_SECRET_FILE", path.to_str().unwrap())]).unwrap();
-        assert_eq!(
-            config.secret.as_ref().map(|s| s.reveal_hex()),
-            secret("hunter2").ok().map(|s| s.reveal_hex())
-        );
+        std::fs::write(&path, "it is from the file\n").unwrap();
+        let own = "hunter2 and his dog";
+        let config = from(&[("ND_SECRET", own), ("ND_SECRET_FILE", path.to_str().unwrap())]).unwrap();
+        assert_eq!(config.secret.as_ref().map(|s| s.reveal_hex()), secret(own).ok().map(|s| s.reveal_hex()));
         let shown = format!("{config:?} {:?}", config.settings());
         assert!(!shown.contains("hunter2") && !shown.contains(&config.secret.as_ref().unwrap().reveal_hex()));
         assert!(shown.contains("(set)"));

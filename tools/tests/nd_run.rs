@@ -41,10 +41,13 @@ fn ranks_get_their_environment() {
 
     let options = ["-n", "2", "--nnodes", "3", "--node-rank", "1", "--rdzv", "node0:4000"];
     let echo = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $ND_SECRET";
-    let output = script(&options, echo).env("ND_SECRET", "s3").output().unwrap();
+    let output = script(&options, echo).env("ND_SECRET", "known-to-all-three").output().unwrap();
     let mut lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
     lines.sort();
-    assert_eq!(lines, ["[2] 2 6 0 2 node0 4000 s3", "[3] 3 6 1 2 node0 4000 s3"]);
+    assert_eq!(
+        lines,
+        ["[2] 2 6 0 2 node0 4000 known-to-all-three", "[3] 3 6 1 2 node0 4000 known-to-all-three"]
+    );
 }
 
 #[test]

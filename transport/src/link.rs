@@ -104,8 +104,8 @@ pub trait Link: Send + Sync + fmt::Debug {
     fn cost(&self) -> Cost;
 
     /// Starts to write `parts`, one after the other, to offset `at` of the peer's region, then raises `signal`.
-    /// Never blocks; may wait for the endpoint's next progress. The peer accepts only what lies inside one of its
-    /// windows.
+    /// Never blocks once the link is [`ready`](Link::ready); may wait for a connection, and for the endpoint's next
+    /// progress, which reports that there will be none. The peer accepts only what lies inside one of its windows.
     ///
     /// # Safety
     /// Parts longer than [`INLINE_PART`] bytes stay valid and unchanged until [`Link::flushed`] says so of the
@@ -113,12 +113,19 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// be reused at once.
     unsafe fn put(&self, parts: &[Part], at: u64, signal: Option<Signal>) -> Result<Ticket>;
 
+    /// Whether a put is taken, or refused, at once. Where the two have to meet before they know by which way anything goes,
+    /// this has them do so and is false until then; whoever puts or [lands](Link::land) nevertheless waits for that.
+    fn ready(&self) -> bool {
+        true
+    }
+
     /// Whether a put needs no connection to be made first.
     fn connected(&self) -> bool {
         true
     }
 
-    /// Connects, where that is still to be done; whether it was within that time, and an error if the peer is not there.
+    /// Has a connection made, where that is still to be done, and waits for it so long at most; whether there is one, and an
+    /// error if the peer is not there.
     fn reach(&self, _within: Duration) -> Result<bool> {
         Ok(true)
     }

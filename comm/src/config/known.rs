@@ -132,7 +132,7 @@ pub(super) const KNOWN: &[Known] = &[
         "",
         |c, v| values::secret(v).map(|s| c.secret = Some(s)),
         |c| or_empty(&c.secret, |_| "(set)".into()),
-        "what ranks must know to join: 64 hex digits, or a long random text (openssl rand -hex 32)",
+        "what ranks must know to join: 64 hex digits, or a random text of 16 bytes or more (openssl rand -hex 32 makes one)",
     )
     .hidden(),
     known(

@@ -179,14 +179,24 @@ pub fn algorithms(text: &str) -> Result<Algorithms, Bad> {
     if rules.is_empty() { bad("no algorithm named", REMEDY) } else { Ok(rules) }
 }
 
+/// The shortest secret, bytes. Of random hexadecimal digits so many are 64 bits: whoever tries a thousand million a second
+/// needs centuries.
+pub const SECRET_MIN: usize = 16;
+
 /// 64 hexadecimal digits are the secret itself; any other text is hashed: SHA-256("nd-secret-v1" ‖ 0 ‖ text).
 ///
 /// One hash, not a slow password function: every rank of a large job computes it at start. So the text must be as
-/// hard to guess as the secret should be; `openssl rand -hex 32` makes a good one.
+/// hard to guess as the secret should be; `openssl rand -hex 32` makes a good one. Less than [`SECRET_MIN`] bytes are refused.
 pub fn secret(text: &str) -> Result<Secret, Bad> {
+    const REMEDY: &str =
+        "put in a random text, such as the output of `openssl rand -hex 32`, the same on all ranks";
     let text = text.trim();
     if text.is_empty() {
-        return bad("empty", "put in a random text, such as the output of `openssl rand -hex 32`");
+        return bad("empty", REMEDY);
+    }
+    if text.len() < SECRET_MIN {
+        let problem = format!("{} bytes can be guessed, a secret has {SECRET_MIN} or more", text.len());
+        return bad(problem, REMEDY);
     }
     Ok(Secret::from_hex(text).unwrap_or_else(|| {
         let mut hash = Sha256::new();
@@ -309,12 +319,23 @@ mod tests {
     fn secrets_are_hex_or_hashed() {
         let hex = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
         assert_eq!(secret(hex).unwrap().reveal_hex(), hex);
-        // printf 'nd-secret-v1\0correct horse' | sha256sum
+        // printf 'nd-secret-v1\0correct horse battery' | sha256sum
         assert_eq!(
-            secret(" correct horse\n").unwrap().reveal_hex(),
-            "e34bc16e96c02a27300b7c2502abc59970594c9463f6446f6f8517213085bc55"
+            secret(" correct horse battery\n").unwrap().reveal_hex(),
+            "fc5a7ed41e6793fb7674e4cbacef0e37574988f525212a8d4597f69bf75af850"
         );
         assert!(secret(" ").is_err());
+    }
+
+    #[test]
+    fn secrets_that_can_be_guessed_are_refused() {
+        let long = "k".repeat(SECRET_MIN);
+        assert!(secret(&long).is_ok());
+        for short in ["x", &long[1..], &format!("  {}  \n", &long[1..])] {
+            let e = secret(short).unwrap_err();
+            assert!(e.problem.contains("a secret has 16 or more"), "{}", e.problem);
+            assert!(e.remedy.contains("openssl rand -hex 32"), "{}", e.remedy);
+        }
     }
 
     #[test]

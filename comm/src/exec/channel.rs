@@ -105,6 +105,8 @@ pub struct Channel {
     mapped: Option<LaneMemory>,
     /// The most bytes that are not in a slot.
     short: u64,
+    /// Nothing that is put waits for anything any more.
+    ready: bool,
     /// How many descriptors were posted, and how many of them the peer is known to have consumed.
     posted: u64,
     credit: u64,
@@ -131,6 +133,7 @@ impl Channel {
             own,
             remote,
             short: if mapped.is_some() { SHORT_MAPPED } else { SHORT },
+            ready: mapped.is_some(),
             mapped,
             posted: 0,
             credit: 0,
@@ -183,13 +186,22 @@ impl Channel {
         Body::Here { ptr, len }
     }
 
-    /// Whether a descriptor with this body can be posted, or the peer says such nonsense that [`Channel::post`] refuses to.
+    /// Whether a descriptor with this body can be posted now, or the peer says such nonsense that [`Channel::post`] refuses
+    /// to.
     #[inline]
     pub fn has_room(&mut self, body: &Body) -> bool {
-        self.fits(body) || {
+        let fits = self.fits(body) || {
             self.refresh();
             self.fits(body)
-        }
+        };
+        fits && self.is_ready()
+    }
+
+    /// Whether the link takes what is put without waiting for anything.
+    #[inline]
+    fn is_ready(&mut self) -> bool {
+        self.ready = self.ready || self.link.ready();
+        self.ready
     }
 
     /// Whether the data lies in a slot.
@@ -433,6 +445,10 @@ impl Channel {
             let Some(at) = registered else { return Ok(None) };
             inbox.grant(entry).offer(message, at, len | if returns { RETURNS } else { 0 });
             return Ok(Some(Open::Mapped { message, at, len }));
+        }
+        // What cannot be granted yet comes by the inbox.
+        if !self.is_ready() {
+            return Ok(None);
         }
         // SAFETY: the caller's promise.
         let Some(landing) = (unsafe { self.link.land(to, len) }) else { return Ok(None) };

@@ -16,8 +16,8 @@ use super::run::{Channels, Failure, Storing};
 use super::stamp::is_later;
 use crate::error::{Error, Result};
 
-/// How long a rank tries to connect to a peer that it has not spoken to, to see whether it is there or to tell it that
-/// it gives up: one that stopped does not answer.
+/// How long a rank that gives up waits for connections to the peers that it has not spoken to, to tell them so: one that
+/// stopped does not answer. Who is reached later is told then.
 pub(super) const REACHING: Duration = Duration::from_millis(100);
 
 /// How long a rank that gives up waits for its report to leave.
@@ -146,15 +146,21 @@ pub(super) fn has_given_up(channels: &Channels, peer: usize) -> bool {
 /// [`TELLING`], and of the others when they try to reach this rank.
 pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u8], leaving: bool) {
     let mut told = Vec::new();
-    let until = Instant::now() + TELLING;
+    let (reached_by, until) = (Instant::now() + REACHING, Instant::now() + TELLING);
     // Each is copied by the link.
     let parts: Vec<Part> = bytes.chunks(INLINE_PART).map(Part::of).collect();
+    if !leaving {
+        // All at once; those who can be reached mostly are by the time that it is their turn.
+        for [first, ..] in channels.iter().flatten() {
+            let _ = first.link().reach(Duration::ZERO);
+        }
+    }
     for channels in channels.iter().flatten() {
         let (link, at) = (channels[0].link(), channels[0].remote() + at);
         // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it
         // tries to reach it, see `reports`.
-        let reached = link.connected()
-            || (!leaving && Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there));
+        let left = reached_by.saturating_duration_since(Instant::now());
+        let reached = link.connected() || (!leaving && link.reach(left).is_ok_and(|there| there));
         let signal = Signal { at, value: 1 };
         if !reached {
             link.leave_word(bytes, at + 8, signal);
@@ -164,12 +170,14 @@ pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u
         let put = unsafe { link.put(&parts, at + 8, Some(signal)) };
         told.extend(put.ok().map(|ticket| (link, ticket)));
     }
-    let look = || {
+    let mut look = || {
         told.retain(|(link, ticket)| !link.flushed(*ticket));
         Ok::<_, nd_transport::Error>(if told.is_empty() { Step::Done } else { Step::Idle })
     };
-    let left = until.saturating_duration_since(Instant::now());
-    let _ = endpoint.wait(left, look, || Ok(()));
+    // What is found to be lost meanwhile is nothing to those who can be told.
+    while let Some(left) = until.checked_duration_since(Instant::now())
+        && endpoint.wait(left, &mut look, || Ok(())).is_err()
+    {}
 }
 
 /// What a peer reports, if it does within [`LISTENING`].
@@ -249,10 +257,10 @@ pub(super) fn was_late(endpoint: &Endpoint, channels: &Channels, call: u32) -> O
     })
 }
 
-/// Errors if one that is awaited cannot be connected to: who never was connected to cannot be seen to leave.
+/// Has those that are awaited connected to: who never was cannot be seen to leave. Errors if one of them is not there.
 pub(super) fn reach(endpoint: &Endpoint, awaited: &[usize]) -> Result<(), nd_transport::Error> {
     let mut links = awaited.iter().filter_map(|&peer| endpoint.link(peer));
-    links.try_for_each(|link| link.reach(REACHING).map(|_| ()))
+    links.try_for_each(|link| link.reach(Duration::ZERO).map(|_| ()))
 }
 
 /// An error of this rank.

@@ -22,8 +22,8 @@ use super::layout::{self, TIME_UP, WHEREABOUTS};
 use super::memory::{LaneMemory, copy};
 use super::peers::{death, reports, tell};
 use super::run::Channels;
-use super::stamp::is_later;
-use super::standstill::{AWAITED, Seen, Standstill, Whereabouts};
+use super::stamp::{self, is_later};
+use super::standstill::{AWAITED, Fate, Seen, Standstill, Whereabouts};
 use crate::error::Error;
 
 /// How long the next answer is waited for: every rank in a call looks at the world every 100 ms, once it has a core.
@@ -96,9 +96,14 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
         let over = |patience| heard.elapsed() >= patience || began.elapsed() >= AT_MOST + patience;
         // Should the lowest not manage to, others do.
         if (lowest && (said.len() == channels.len() || over(ANSWERING))) || over(2 * ANSWERING) {
+            let fate = |peer: usize| match death(endpoint, channels, peer) {
+                Some(_) => Fate::Gone,
+                None if endpoint.unheard(peer) => Fate::Unheard,
+                None => Fate::Unknown,
+            };
             let silent = (0..channels.len()).filter(|peer| !said.contains_key(peer));
-            let gone: Vec<usize> = silent.filter(|peer| death(endpoint, channels, *peer).is_some()).collect();
-            let standstill = Standstill::of(channels.len(), &said, &gone).named(|rank| endpoint.who(rank));
+            let silent = silent.map(|peer| (peer, fate(peer))).collect();
+            let standstill = Standstill::of(channels.len(), &said, &silent).named(|rank| endpoint.who(rank));
             let others = said.iter().find(|(rank, w)| **rank != me && !w.after.is_zero());
             let told_by = others.map(|(rank, _)| *rank).filter(|_| !own);
             return Error::Timeout { rank: me, standstill: Box::new(standstill), told_by };
@@ -125,7 +130,7 @@ fn answered(channels: &Channels, peer: usize) -> Option<Whereabouts> {
 fn latest(channels: &Channels, me: usize, peer: usize) -> Option<Called> {
     let lanes = channels[peer].as_ref()?;
     let messages = lanes.iter().filter_map(Channel::latest);
-    let stamp = messages.max_by_key(|stamp| stamp.sequence)?;
+    let stamp = stamp::latest(messages, |stamp| stamp.sequence)?;
     Some(Called { stamp, peer: me as u32, sends: true })
 }
 

@@ -135,6 +135,15 @@ pub fn comes_before(this: u32, other: u32) -> bool {
     this > 0 && other > 0 && is_later(other, this)
 }
 
+/// Of collective calls with these numbers the latest; sends and receives come before all. Of equal ones the last.
+pub fn latest<T>(calls: impl IntoIterator<Item = T>, number: impl Fn(&T) -> u32) -> Option<T> {
+    calls.into_iter().reduce(|best, next| {
+        let (before, now) = (number(&best), number(&next));
+        let stays = before > 0 && (now == 0 || is_later(before, now));
+        if stays { best } else { next }
+    })
+}
+
 /// As in "rank 3 called `all_gather(1024 × f32) as call 17`".
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -177,6 +186,25 @@ mod tests {
             }
             assert!(!is_later(wire_number(call), wire_number(call)));
         }
+    }
+
+    #[test]
+    fn the_latest_is_found_where_numbers_begin_anew() {
+        let last = u64::from(u32::MAX);
+        for call in [1, 1000, last - 1, last, last + 1, 2 * last] {
+            let numbers = [call, call + 2, call + 1].map(wire_number);
+            for turn in 0..3 {
+                let mut turned = numbers;
+                turned.rotate_left(turn);
+                assert_eq!(latest(turned, |n| *n), Some(wire_number(call + 2)), "{call}");
+                assert_eq!(
+                    latest([0].into_iter().chain(turned).chain([0]), |n| *n),
+                    Some(wire_number(call + 2))
+                );
+            }
+        }
+        assert_eq!(latest([(0, 'a'), (0, 'b')], |(n, _)| *n), Some((0, 'b')));
+        assert_eq!(latest(Vec::<u32>::new(), |n| *n), None);
     }
 
     #[test]

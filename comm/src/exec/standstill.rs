@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::called::Called;
 use super::layout::{REPORT, WHEREABOUTS};
-use super::stamp::is_later;
+use super::stamp::{is_later, latest};
 use crate::schedule::Collective;
 
 /// Ranks of which a rank says more than that something came of them.
@@ -86,14 +86,27 @@ pub struct Missing {
 /// Where a missing rank is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Is {
-    /// It has not entered the call.
+    /// It has not entered the call: what it sends would come, and nothing has.
     Absent,
+    /// Nothing has come from it, and what it sends may not come: it may have entered the call.
+    Unheard,
     /// It has entered the call, and does not answer since.
     Silent,
     /// Its process or its connection has ended without a word, whether or not it has entered the call.
     Gone,
     /// It is in this other call.
     In(Called),
+}
+
+/// What is seen of a rank that says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is no more.
+    Gone,
+    /// The network to it does not work.
+    Unheard,
+    /// Nothing.
+    Unknown,
 }
 
 impl Whereabouts {
@@ -153,6 +166,7 @@ impl Standstill {
                 Is::Silent => (1, None),
                 Is::In(call) => (2, Some(call)),
                 Is::Gone => (3, None),
+                Is::Unheard => (4, None),
             };
             to.word(kind | u64::from(missing.finished) << 8);
             to.called(call);
@@ -181,6 +195,7 @@ impl Standstill {
                         (1, _) => Is::Silent,
                         (2, Some(call)) => Is::In(call),
                         (3, _) => Is::Gone,
+                        (4, _) => Is::Unheard,
                         _ => Is::Absent,
                     };
                     let rank = usize::try_from(rank.checked_sub(1)?).ok()?;
@@ -192,11 +207,16 @@ impl Standstill {
         }
     }
 
-    /// What follows from what these ranks say, of `world_size`; at least one, in the order of their numbers. Of those that
-    /// say nothing, `gone` are known to be no more.
-    pub(crate) fn of(world_size: usize, said: &BTreeMap<usize, Whereabouts>, gone: &[usize]) -> Standstill {
+    /// What follows from what these ranks say, of `world_size`; at least one, in the order of their numbers; and from what is
+    /// seen of the others.
+    pub(crate) fn of(
+        world_size: usize,
+        said: &BTreeMap<usize, Whereabouts>,
+        silent: &BTreeMap<usize, Fate>,
+    ) -> Standstill {
         let collective = |w: &Whereabouts| (!w.call.is_single()).then_some(w.call.stamp.sequence);
-        let first = said.iter().filter_map(|(rank, w)| Some((collective(w)?, *rank))).min();
+        let calls = said.iter().filter_map(|(rank, w)| Some((collective(w)?, *rank)));
+        let first = calls.reduce(|first, next| if is_later(first.0, next.0) { next } else { first });
         let rank = first.map_or_else(|| said.keys().next().copied().unwrap_or_default(), |(_, rank)| rank);
         let own = said.get(&rank).cloned().unwrap_or_default();
         let call = own.call;
@@ -221,8 +241,11 @@ impl Standstill {
         let is = |r: usize| match said.get(&r) {
             Some(w) if first.is_some() => (!has_entered(r)).then_some(Is::In(w.call)),
             Some(w) => (r != rank && awaited(r)).then_some(Is::In(w.call)),
-            None if gone.contains(&r) => Some(Is::Gone),
-            None if !has_entered(r) => (needs_all(&call) || awaited(r)).then_some(Is::Absent),
+            None if silent.get(&r) == Some(&Fate::Gone) => Some(Is::Gone),
+            None if !has_entered(r) => (needs_all(&call) || awaited(r)).then_some(match silent.get(&r) {
+                Some(Fate::Unheard) => Is::Unheard,
+                _ => Is::Absent,
+            }),
             // Who has done its part may be busy with something else.
             None => awaited(r).then_some(Is::Silent),
         };
@@ -272,11 +295,11 @@ fn last(said: &BTreeMap<usize, Whereabouts>, rank: usize) -> (Option<Called>, bo
         return (w.finished, true);
     }
     let seen = || said.values().flat_map(|w| &w.awaited).filter(|seen| seen.rank == rank);
-    let latest = |calls: &mut dyn Iterator<Item = Called>| calls.max_by_key(|c| c.stamp.sequence);
-    let finished = latest(&mut seen().filter_map(|s| s.finished));
+    let number = |call: &Called| call.stamp.sequence;
+    let finished = latest(seen().filter_map(|s| s.finished), number);
     match finished {
         Some(_) => (finished, true),
-        None => (latest(&mut seen().filter_map(|s| s.heard)), false),
+        None => (latest(seen().filter_map(|s| s.heard), number), false),
     }
 }
 
@@ -294,6 +317,9 @@ impl fmt::Display for Standstill {
             let name = self.name(missing.rank);
             match missing.is {
                 Is::Absent => write!(f, "; {name} has not")?,
+                Is::Unheard => {
+                    write!(f, "; {name} was not heard, nor does its host acknowledge what it is sent")?
+                }
                 Is::Silent => write!(f, "; {name} has entered it and does not answer since")?,
                 Is::Gone => write!(f, "; {name} is gone without a word")?,
                 Is::In(call) => write!(f, "; {name} is in {call} instead")?,

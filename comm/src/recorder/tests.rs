@@ -201,8 +201,11 @@ fn what_cannot_be_written_is_no_failure() -> Result<()> {
 fn secrets_are_in_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace-%r").display().to_string();
-    let config =
-        config(folder.path()).with("ND_TRACE", &trace).unwrap().with("ND_SECRET", "hunter2").unwrap();
+    let config = config(folder.path())
+        .with("ND_TRACE", &trace)
+        .unwrap()
+        .with("ND_SECRET", "hunter2 and his dog")
+        .unwrap();
     let secret = config.secret.as_ref().unwrap().reveal_hex();
     let ranks = Communicator::local_with(2, &config).unwrap();
     each(&ranks, |comm| {

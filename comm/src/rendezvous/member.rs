@@ -10,12 +10,14 @@ use nd_transport::{OnStop, Stop};
 use super::address::Address;
 use super::roll::{Failure, Hello};
 use super::stream::Stream;
-use super::wire::{self, CARD_MAX, Verdict};
+use super::wire::{self, ABORTED, CARD_MAX, Verdict};
 use super::{CONTEXT, Joined};
 use crate::Result;
 
 /// How long the outcome may take to arrive after the deadline: the root's clock and ours started at different times.
 const GRACE: Duration = Duration::from_secs(3);
+/// How long saying that the start was aborted may take.
+const PARTING: Duration = Duration::from_millis(50);
 /// How often in a row a connection may end without an answer before that counts as one.
 const SILENT_ENDS: usize = 8;
 /// How long, and for what part of this rank's patience, that may be the root's way of making room, when very many
@@ -44,7 +46,7 @@ pub fn join(
         Ok(session) => session,
         Err(failure) => return Ok(Err(failure)),
     };
-    let _ends = ends(session.get_ref(), stop);
+    let ends_all = ends(session.get_ref(), stop);
     let local_address = session.get_ref().local_ip().filter(|ip| !ip.is_loopback());
     let mut hello = make(local_address)?;
     let world_size = hello.world_size;
@@ -52,7 +54,19 @@ pub fn join(
     session.get_ref().set_deadline(deadline + GRACE);
     let most = world_size.saturating_mul(CARD_MAX + 4).saturating_add(64 << 10);
     let at = list(addresses);
-    let answer = session.send(&wire::encode_hello(&hello)).and_then(|()| session.receive(most));
+    let mut answer = session.send(&wire::encode_hello(&hello)).map(|()| Vec::new());
+    drop(ends_all);
+    if answer.is_ok() {
+        let stream = session.get_ref().clone();
+        let _ends = stop.on_ask(move || stream.deafen());
+        answer = session.receive(most);
+        if answer.is_err() && stop.asked() {
+            session.get_ref().set_deadline(Instant::now() + PARTING);
+            // Who does not hear it sees this rank leave.
+            let _ = session.send(ABORTED);
+            return Ok(Err(given_up()));
+        }
+    }
     let failure = |problem, remedy: &str| Ok(Err(Failure { problem, remedy: remedy.into() }));
     match answer.map(|a| wire::decode_verdict(&a)) {
         Ok(Some(Verdict::Complete { secret, cards })) if cards.len() == world_size => {

@@ -88,24 +88,45 @@ impl Roll {
 
     /// A rank that had joined went away before all were there.
     pub fn left(&self, rank: usize) -> Failure {
-        let who = self.present.get(rank).and_then(Option::as_ref).map_or("unknown".into(), place);
         Failure {
-            problem: format!("rank {rank} ({who}) joined and went away before all ranks were there"),
+            problem: format!(
+                "rank {rank} ({}) joined and went away before all ranks were there",
+                self.who(rank)
+            ),
             remedy: "look at what it printed".into(),
         }
     }
 
-    /// Time is up.
-    pub fn overdue(&self, within: &str, refused: &[String]) -> Failure {
+    /// The program of a rank that had joined aborted the start.
+    pub fn aborted(&self, rank: usize) -> Failure {
+        Failure {
+            problem: format!("rank {rank} ({}) aborted the start", self.who(rank)),
+            remedy: "start again".into(),
+        }
+    }
+
+    fn who(&self, rank: usize) -> String {
+        self.present.get(rank).and_then(Option::as_ref).map_or("unknown".into(), place)
+    }
+
+    /// Time is up. `idle` is said of this process where it has not run for a while before.
+    pub fn overdue(&self, within: &str, refused: &[String], idle: Option<&str>) -> Failure {
         let size = self.world_size.unwrap_or(0);
         let missing: Vec<usize> = (0..size).filter(|r| self.present[*r].is_none()).collect();
         let mut problem = match missing.len() {
+            0 if size > 0 => format!("ranks that had joined waited no longer than {within}"),
             0 => format!("nobody joined within {within}"),
             1 => format!("rank {} of {size} did not join within {within}", ranges(&missing)),
             _ => format!("ranks {} of {size} did not join within {within}", ranges(&missing)),
         };
         if !refused.is_empty() {
             problem += &format!(" (refused meanwhile: {})", refused.join("; "));
+        }
+        if let Some(idle) = idle {
+            return Failure {
+                problem: format!("{problem}; but {idle}"),
+                remedy: "look at who stopped it, or allow more time with ND_START_TIMEOUT".into(),
+            };
         }
         Failure {
             problem,
@@ -196,7 +217,9 @@ mod tests {
         for rank in [0, 1, 2, 4] {
             roll.admit(hello(rank, 8)).unwrap();
         }
-        assert_eq!(roll.overdue("60 s", &[]).problem, "ranks 3, 5-7 of 8 did not join within 60 s");
+        assert_eq!(roll.overdue("60 s", &[], None).problem, "ranks 3, 5-7 of 8 did not join within 60 s");
+        let late = roll.overdue("60 s", &[], Some("rank 0 did not run for 70 s")).problem;
+        assert!(late.ends_with("did not join within 60 s; but rank 0 did not run for 70 s"), "{late}");
         assert_eq!(ranges(&[]), "");
         assert_eq!(ranges(&[4]), "4");
     }
@@ -225,7 +248,7 @@ mod tests {
                 let admitted = roll.admit(hello(rank, size)).is_ok();
                 prop_assert_eq!(roll.joined(), before + usize::from(admitted));
                 prop_assert!(roll.joined() <= roll.world_size().unwrap_or(0));
-                let _ = roll.overdue("1 s", &[]);
+                let _ = roll.overdue("1 s", &[], None);
             }
         }
     }

@@ -20,7 +20,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::CONTEXT;
 use super::roll::{Failure, Hello, Roll, place};
 use super::stream::{Listener, Stream};
-use super::wire::{self, Verdict};
+use super::wire::{self, ABORTED, Verdict};
 
 /// How long a connection may take to prove that it is a rank.
 const GREETING: Duration = Duration::from_secs(10);
@@ -32,6 +32,8 @@ const UNPROVEN_MIN: usize = 8;
 const OTHERS: u64 = 40;
 /// How often to look whether a rank that has joined is still there, and whether to stop.
 const TICK: Duration = Duration::from_millis(100);
+/// From so long on it is said that this process, which looks every [`TICK`], did not run.
+const IDLE: Duration = Duration::from_secs(1);
 /// How long ranks that come late still hear why the start failed.
 const LINGER: Duration = Duration::from_secs(1);
 /// How long telling the outcome to one rank may take.
@@ -106,12 +108,17 @@ impl Root {
                 remedy: "keep the UniqueId until then".into(),
             },
         };
+        let itself = match &own {
+            Some(own) => format!("rank {} ({}) itself, which gathers them,", own.rank, place(own)),
+            None => "the process that made the UniqueId".into(),
+        };
         if let Some(own) = own {
             make_room(own.world_size)?;
             job.roll.admit(own)?;
         }
         let (arrivals, arrived) = mpsc::channel();
         let mut greeters = Greeters::default();
+        let (mut looked, mut idle) = (Instant::now(), None);
         loop {
             if job.roll.complete() && job.failed.is_none() {
                 break;
@@ -120,10 +127,7 @@ impl Root {
             match &job.failed {
                 Some((_, until)) if now >= *until || job.told >= job.roll.world_size().unwrap_or(0) => break,
                 None if job.deadline.is_some_and(|d| now >= d) => {
-                    let within =
-                        job.deadline.map_or(Duration::ZERO, |d| d.saturating_duration_since(job.started));
-                    let failure = job.roll.overdue(&super::seconds(within), &job.refused);
-                    job.fail(failure, Duration::ZERO);
+                    job.overdue(idle.as_deref(), Duration::ZERO);
                     continue;
                 }
                 None if self.stop.asked.load(Ordering::Acquire) => {
@@ -133,11 +137,27 @@ impl Root {
                 _ => {}
             }
             self.sleep(job.deadline);
+            let slept = std::mem::replace(&mut looked, Instant::now()).elapsed();
+            if slept >= IDLE {
+                let took = super::seconds(slept);
+                idle = Some(format!(
+                    "{itself} did not run for {took} meanwhile: it was stopped, or had no core"
+                ));
+            }
             self.accept(&mut job, &mut greeters, &arrivals);
             while let Ok(arrival) = arrived.try_recv() {
                 job.arrive(arrival);
             }
-            job.look_for_the_lost();
+            match job.lost() {
+                None => {}
+                // They have waited as long as they could.
+                Some(_)
+                    if slept >= IDLE && job.deadline.is_some_and(|d| looked >= d) && job.failed.is_none() =>
+                {
+                    job.overdue(idle.as_deref(), LINGER);
+                }
+                Some(lost) => job.lose(lost),
+            }
             greeters.reap();
         }
         // From here on, whoever connects belongs to another job.
@@ -299,22 +319,29 @@ impl Job {
         self.failed = Some((failure, Instant::now() + linger));
     }
 
-    /// A rank that waits says nothing: if its connection can be read, it has ended.
-    fn look_for_the_lost(&mut self) {
-        let lost = {
-            let mut fds: Vec<PollFd<'_>> = self
-                .sessions
-                .iter()
-                .map(|(_, s)| PollFd::new(s.get_ref(), PollFlags::IN | PollFlags::RDHUP))
-                .collect();
-            let _ = poll(&mut fds, Some(&Timespec::default()));
-            fds.iter().position(|f| !f.revents().is_empty())
-        };
-        if let Some(lost) = lost {
-            let (rank, _) = self.sessions.swap_remove(lost);
-            let failure = self.roll.left(rank);
-            self.fail(failure, LINGER);
-        }
+    /// A rank that waits says nothing: if its connection can be read, it has ended, or it says that it aborts.
+    /// Gives the place of its session.
+    fn lost(&self) -> Option<usize> {
+        let watched = PollFlags::IN | PollFlags::RDHUP;
+        let mut fds: Vec<PollFd<'_>> =
+            self.sessions.iter().map(|(_, s)| PollFd::new(s.get_ref(), watched)).collect();
+        let _ = poll(&mut fds, Some(&Timespec::default()));
+        fds.iter().position(|f| !f.revents().is_empty())
+    }
+
+    fn lose(&mut self, place: usize) {
+        let (rank, mut session) = self.sessions.swap_remove(place);
+        session.get_ref().set_deadline(Instant::now() + TICK);
+        let aborted = session.receive(ABORTED.len()).is_ok_and(|said| said == ABORTED);
+        let failure = if aborted { self.roll.aborted(rank) } else { self.roll.left(rank) };
+        self.fail(failure, LINGER);
+    }
+
+    /// Time is up; `idle` as in [`Roll::overdue`].
+    fn overdue(&mut self, idle: Option<&str>, linger: Duration) {
+        let within = self.deadline.map_or(Duration::ZERO, |d| d.saturating_duration_since(self.started));
+        let failure = self.roll.overdue(&super::seconds(within), &self.refused, idle);
+        self.fail(failure, linger);
     }
 }
 

@@ -60,6 +60,14 @@ impl Stream {
         };
     }
 
+    /// Nothing more is read: whoever reads on a clone finds the end at once, and may still write.
+    pub fn deafen(&self) {
+        let _ = match &self.0.socket {
+            Socket::Tcp(s) => s.shutdown(Shutdown::Read),
+            Socket::Unix(s) => s.shutdown(Shutdown::Read),
+        };
+    }
+
     /// This end's address, for TCP.
     pub fn local_ip(&self) -> Option<IpAddr> {
         match &self.0.socket {

@@ -164,8 +164,8 @@ fn nobody_there() {
     assert!(e.starts_with("rank 1 of 2: nobody answered at 127.0.0.1:") && e.contains("refused"), "{e}");
 }
 
-#[test]
-fn a_rank_that_goes_away_is_named_at_once() {
+/// Joins at `meeting` as rank 2 of 3, of whom one never comes, says that and leaves; what rank 0 says then.
+fn says_and_leaves(word: Option<&[u8]>) -> String {
     let meeting = loopback(free_port());
     let zero = start(&meeting, 0, 3, &Config::default(), 30.0);
     let Meeting::At { address, .. } = &meeting else { unreachable!() };
@@ -182,9 +182,41 @@ fn a_rank_that_goes_away_is_named_at_once() {
     let hello =
         Hello { rank: 2, world_size: 3, host: "far".into(), pid: 77, patience_ms: 60_000, card: Vec::new() };
     session.send(&wire::encode_hello(&hello)).unwrap();
+    if let Some(word) = word {
+        session.send(word).unwrap();
+    }
     drop(session);
-    let e = error(zero);
-    assert!(e.contains("rank 2 (host far, pid 77) joined and went away"), "{e}");
+    error(zero)
+}
+
+#[test]
+fn a_rank_that_goes_away_is_named_at_once() {
+    for word in [None, Some(&b"nonsense"[..]), Some(b"")] {
+        let e = says_and_leaves(word);
+        assert!(e.contains("rank 2 (host far, pid 77) joined and went away"), "{e}");
+    }
+}
+
+#[test]
+fn a_rank_that_aborts_is_named_as_such() {
+    let e = says_and_leaves(Some(wire::ABORTED));
+    assert!(e.contains("rank 2 (host far, pid 77) aborted the start; start again"), "{e}");
+}
+
+#[test]
+fn a_rank_that_aborts_says_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let meeting = loopback(listener.local_addr().unwrap().port());
+    let config = Config::default();
+    let one = start(&meeting, 1, 2, &config, 600.0);
+    let (stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let secret = Secret::from_bytes(WELL_KNOWN);
+    let mut session = nd_transport::secure::respond(stream, &secret, CONTEXT).unwrap();
+    assert!(wire::decode_hello(&session.receive(wire::HELLO_MAX).unwrap()).is_some());
+    config.transport.stop.ask();
+    assert_eq!(session.receive(wire::ABORTED.len()).unwrap(), wire::ABORTED);
+    assert!(error(one).contains("its program aborted the start"));
 }
 
 #[test]

@@ -15,6 +15,9 @@ pub const WORLD_MAX: usize = 1 << 20;
 /// A `Hello` with the largest card and host name.
 pub const HELLO_MAX: usize = CARD_MAX + 1024;
 
+/// What a rank that has joined says if its program aborts the start; else it says nothing more.
+pub const ABORTED: &[u8] = b"aborted";
+
 /// What rank 0 answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {

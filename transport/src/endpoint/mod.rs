@@ -405,8 +405,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends what this rank waits for here: [`Endpoint::wait`] calls its `tick` at once, and nobody connects any more in
-    /// order to put something.
+    /// Ends what this rank waits for here: [`Endpoint::wait`] calls its `tick` at once.
     pub fn stop(&self) -> &Stop {
         &self.config.stop
     }
@@ -473,6 +472,14 @@ impl Endpoint {
                 _ => self.tcp.as_ref().and_then(|tcp| tcp.ended(peer)),
             },
         }
+    }
+
+    /// Whether nothing shows that what a peer sends comes here, half a second after it was last sent something: the network
+    /// may be cut, or the two have never met. One that merely does nothing is not meant.
+    pub fn unheard(&self, peer: usize) -> bool {
+        matches!(&self.ways[peer], Way::Far(_))
+            && !self.verbs.as_ref().is_some_and(|verbs| verbs.joined(peer))
+            && self.tcp.as_ref().is_some_and(|tcp| tcp.unheard(peer))
     }
 
     /// Short messages between these ranks, for when the links have failed; `secret` is that of the links. A peer hears

@@ -111,7 +111,7 @@ impl Endpoint {
                 next_tick = Some(now + TICK);
             }
             let spun = now.duration_since(*since.get_or_insert(now));
-            if spun >= self.patience.spin {
+            if spun >= self.patience.spin || self.dials() {
                 let mut found = Ok(Step::Idle);
                 self.sleep((deadline - now).min(TICK), || {
                     found = look();
@@ -129,6 +129,11 @@ impl Endpoint {
                 std::thread::yield_now();
             }
         }
+    }
+
+    /// Whether connections are being opened, by threads that need a core.
+    fn dials(&self) -> bool {
+        self.tcp.as_ref().is_some_and(|tcp| tcp.dials())
     }
 
     /// Sleeps until a peer signals, unless `ready` turns out to hold.

@@ -42,7 +42,7 @@ pub const UNPROVEN: usize = 256;
 /// Connections that are accepted before others get their turn.
 const TURN: usize = 64;
 /// Handshakes need little.
-const STACK: usize = 256 << 10;
+pub const STACK: usize = 256 << 10;
 
 /// What the threads share.
 #[derive(Debug)]
@@ -476,7 +476,7 @@ pub fn ready(fd: BorrowedFd<'_>, flags: PollFlags, timeout: Duration) -> io::Res
 }
 
 /// How often a blocked handshake looks whether it should stop.
-const TICK: Duration = Duration::from_millis(50);
+pub const TICK: Duration = Duration::from_millis(50);
 
 /// What the acceptor says to a peer.
 pub const WELCOME: &[u8] = b"welcome";

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::accept::{CONFIRMED, CONTEXT, CROSSED, Timed, WELCOME};
+use super::accept::{CONFIRMED, CONTEXT, CROSSED, TICK, Timed, WELCOME};
 use super::address::Candidate;
 use super::connection::Connection;
 use super::identity::{Identity, Side, keys};
@@ -64,7 +64,7 @@ pub fn connect(
         let left = until.saturating_duration_since(Instant::now());
         if tried.hung_up && !stopped && tried.refusal.is_none() && !left.is_zero() {
             // Jitter, so that those who were sent away together do not come back together.
-            std::thread::sleep(pause.mul_f64(0.5 + rand::random::<f64>()).min(left));
+            rest(pause.mul_f64(0.5 + rand::random::<f64>()).min(left), stop);
             pause = (pause * 2).min(PAUSE_MAX);
             continue;
         }
@@ -74,6 +74,18 @@ pub fn connect(
         }
         let why = format!("tried {}", tried.what.join("; "));
         return Err(tried.refusal.unwrap_or(Error::Unreachable { from: target.from, to: target.to, why }));
+    }
+}
+
+/// Sleeps for so long, or until told to stop.
+fn rest(time: Duration, stop: Option<&AtomicBool>) {
+    let until = Instant::now() + time;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || stop.is_some_and(|stop| stop.load(Ordering::SeqCst)) {
+            return;
+        }
+        std::thread::sleep(left.min(TICK));
     }
 }
 

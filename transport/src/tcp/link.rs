@@ -4,7 +4,7 @@
 use std::net::{SocketAddr, TcpStream};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::accept::canonical;
@@ -12,6 +12,7 @@ use super::address::Candidate;
 use super::calls::Callers;
 use super::connect::{Connected, Target, connect};
 use super::connection::Connection;
+use super::dialler::Dialler;
 use super::landing::Landings;
 use super::meeting::{Arrival, Arrivals, Dialled, Meeting, Turn};
 use super::outgoing::{Gone, Outgoing};
@@ -36,9 +37,15 @@ pub struct Common {
     pub callers: Callers,
     /// How many links have something waiting.
     pub waiting: AtomicUsize,
+    /// Nothing is put any more.
     pub closed: AtomicBool,
+    /// No connection is opened any more.
+    pub stopped: AtomicBool,
     pub given_up: AtomicBool,
-    /// Ends long attempts to connect.
+    /// Opens connections, and for how many links that goes on.
+    pub dialler: Dialler,
+    pub dialling: AtomicUsize,
+    /// Ends what waits for a connection.
     pub stop: Stop,
     /// Another way for the payload.
     pub rider: Option<Arc<dyn Rider>>,
@@ -56,6 +63,8 @@ impl Common {
 /// The way to one peer by TCP.
 #[derive(Debug)]
 pub struct TcpLink {
+    /// Itself, for whoever opens its connection.
+    own: Weak<TcpLink>,
     pub(super) common: Arc<Common>,
     pub(super) peer: usize,
     /// The peer's place among those reached by TCP.
@@ -64,7 +73,7 @@ pub struct TcpLink {
     pub(super) candidates: Vec<Candidate>,
     pub(super) cost: Cost,
     pub(super) meeting: Meeting,
-    out: Mutex<Option<Outgoing>>,
+    out: Mutex<Outgoing>,
     /// The caller's memory that the peer may put into.
     landings: Mutex<Landings>,
     /// Bytes ever put, and of these the ones that the kernel took. A ticket is a position in this stream.
@@ -74,8 +83,12 @@ pub struct TcpLink {
     data: AtomicU64,
     /// Something waits to be sent.
     waiting: AtomicBool,
-    /// The kernel would take no more, and the poll did not say otherwise since.
+    /// The kernel would take no more, and the poll did not say otherwise since; or there is no connection yet.
     blocked: AtomicBool,
+    /// Somebody opens a connection, or is about to.
+    dialling: AtomicBool,
+    /// Why there will be none, until it is reported.
+    refusal: Mutex<Option<Error>>,
     /// Nothing more comes from the peer, and nothing goes there.
     gone: OnceLock<Gone>,
     /// Between which addresses, once connected.
@@ -91,8 +104,9 @@ impl TcpLink {
         (peer, host): (usize, String),
         candidates: Vec<Candidate>,
         cost: Cost,
-    ) -> TcpLink {
-        TcpLink {
+    ) -> Arc<TcpLink> {
+        Arc::new_cyclic(|own| TcpLink {
+            own: own.clone(),
             meeting: Meeting::new(common.me, peer),
             common,
             peer,
@@ -100,20 +114,23 @@ impl TcpLink {
             host,
             candidates,
             cost,
-            out: Mutex::new(None),
+            out: Mutex::default(),
             landings: Mutex::default(),
             put: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             data: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
-            blocked: AtomicBool::new(false),
+            // Until there is a connection.
+            blocked: AtomicBool::new(true),
+            dialling: AtomicBool::new(false),
+            refusal: Mutex::default(),
             gone: OnceLock::new(),
             path: OnceLock::new(),
             words: Mutex::default(),
-        }
+        })
     }
 
-    pub(super) fn out(&self) -> MutexGuard<'_, Option<Outgoing>> {
+    pub(super) fn out(&self) -> MutexGuard<'_, Outgoing> {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -143,7 +160,10 @@ impl TcpLink {
     /// Sends what waits; whether anything moved.
     pub(super) fn flush(&self) -> bool {
         let mut guard = self.out();
-        let Some(out) = guard.as_mut() else { return false };
+        let out = &mut *guard;
+        if !self.joined(out) {
+            return false;
+        }
         match out.flush() {
             Ok((sent, blocked)) => {
                 self.sent.fetch_add(sent as u64, Ordering::AcqRel);
@@ -161,22 +181,29 @@ impl TcpLink {
     }
 
     /// Ends the connection if memory of a caller, who gets it back now, would still be sent: the peer must not take what it
-    /// holds next for the message.
+    /// holds next for the message. Before there is one, what waits is thrown away.
     pub(super) fn let_go(&self) {
-        if let Some(out) = self.out().as_mut().filter(|out| out.pending.lends()) {
+        let mut out = self.out();
+        if !out.pending.lends() {
+            return;
+        }
+        if out.is_joined() {
             out.fail(&std::io::Error::other("this rank gave up in the middle of a message"));
             self.forget();
+        } else {
+            // Nothing of it was sent.
+            *out = Outgoing::default();
+            self.sent.store(self.put.load(Ordering::Relaxed), Ordering::Release);
+            self.set_waiting(false);
         }
     }
 
     /// Nothing more comes from the peer, so nothing more goes there. Gives what to report, once: unless the peer
     /// left in order and nothing waited for it.
     pub(super) fn end(&self, mut gone: Gone) -> Option<Error> {
-        let out = self.out().take();
-        let owes = self.owes() || out.as_ref().is_some_and(|out| out.owes);
-        if let (false, Some((broken, reset))) =
-            (gone.orderly, out.and_then(|out| Some((out.broken?, out.reset))))
-        {
+        let Outgoing { broken, reset, owes, .. } = std::mem::take(&mut *self.out());
+        let owes = owes || self.owes();
+        if let (false, Some(broken)) = (gone.orderly, broken) {
             gone.cause = format!("{}; {broken}", gone.cause);
             // What was read then is the end that this side made of it.
             gone.ended &= reset;
@@ -214,43 +241,129 @@ impl TcpLink {
         }
     }
 
-    /// A connection: the peer's, if it has come or is about to, or one that this rank opens.
+    /// Has a connection opened beside whoever asks, unless that goes on already.
     #[cold]
-    fn meet(&self, within: Duration) -> Result<Arc<Connection>> {
-        let common = &self.common;
-        let until = Instant::now() + within;
-        // Whoever gives up still tells others so, in a short time.
-        let stop = (within >= common.timeout).then(|| common.stop.flag());
-        let unreachable = |why| Error::Unreachable { from: common.me, to: self.peer, why };
-        loop {
-            match self.meeting.approach(until, stop) {
-                Turn::Use(connection) => return Ok(connection),
-                Turn::Dial => {}
+    fn ask(&self) -> Result<()> {
+        let Some(link) = self.own.upgrade() else { return Ok(()) };
+        if self.dialling.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.common.dialling.fetch_add(1, Ordering::AcqRel);
+        self.common.dialler.add(link).map_err(|e| {
+            self.rest();
+            Error::system(format!("starting a thread to connect to rank {}", self.peer), e)
+        })
+    }
+
+    /// Nobody opens a connection any more.
+    fn rest(&self) {
+        self.dialling.store(false, Ordering::Release);
+        self.common.dialling.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A turn at having a connection: the peer's, if it has come or is about to, or one that this rank opens. False if it
+    /// was told to stop before anything came of it.
+    pub(super) fn dial(&self, stop: &AtomicBool) -> bool {
+        let began = Instant::now();
+        while let Some(until) = self.wanted(began) {
+            let error = match self.meeting.approach(until, Some(stop)) {
+                Turn::Use => break,
+                Turn::Dial => match self.try_once(until, stop) {
+                    None => continue,
+                    Some(e) => e,
+                },
                 Turn::Leave => {
-                    if let Some(gone) = self.gone.get() {
-                        return Err(self.lost(&gone.cause));
-                    }
-                    let why = format!("it was about to connect, and did not within {within:?}");
-                    return Err(unreachable(why));
+                    let why = format!("no connection came about within {:?}", self.common.timeout);
+                    Error::Unreachable { from: self.common.me, to: self.peer, why }
                 }
+            };
+            if stop.load(Ordering::Acquire) {
+                return false;
             }
-            let target =
-                Target { from: common.me, to: self.peer, host: &self.host, candidates: &self.candidates };
-            match connect(target, common, until, stop) {
-                Ok(Connected::Connection(connection, at)) => {
-                    self.set_path(&connection.stream, at);
-                    common.arrivals.push(Ok(Arrival { slot: self.slot, connection: connection.clone() }));
-                    self.meeting.dialled(Dialled::Connection(connection));
-                }
-                Ok(Connected::Crossed) => self.meeting.dialled(Dialled::Crossed),
-                Err(e) => {
-                    self.meeting.dialled(Dialled::Failed);
-                    // The peer may have reached this rank meanwhile.
-                    if !self.meeting.answering() {
-                        return Err(e);
-                    }
-                }
+            let early = Instant::now() < until;
+            if early && self.meeting.answering() {
+                // The peer has reached this rank meanwhile.
+                continue;
             }
+            // Whoever merely looks whether the peer is there looks again.
+            let overdue = self.out().since.is_some_and(|since| since.elapsed() >= self.common.timeout);
+            if early || overdue {
+                self.unreached(error);
+            }
+        }
+        self.rest();
+        // Something may just have been put.
+        let put = self.out().since.is_some();
+        if put && self.wanted(Instant::now()).is_some() {
+            let _ = self.ask();
+        }
+        true
+    }
+
+    /// Until when a connection is to be had for those who asked at `since` or have put something, if it still is.
+    fn wanted(&self, since: Instant) -> Option<Instant> {
+        let put = self.out().since;
+        let until = put.unwrap_or(since) + self.common.timeout;
+        let ended = self.gone.get().is_some() || self.common.stopped.load(Ordering::Acquire);
+        (!ended && !self.connected() && (put.is_some() || Instant::now() < until)).then_some(until)
+    }
+
+    /// Tries all addresses; why that was in vain, if it was.
+    fn try_once(&self, until: Instant, stop: &AtomicBool) -> Option<Error> {
+        let target =
+            Target { from: self.common.me, to: self.peer, host: &self.host, candidates: &self.candidates };
+        match connect(target, &self.common, until, Some(stop)) {
+            Ok(Connected::Connection(connection, at)) => {
+                self.set_path(&connection.stream, at);
+                self.meeting.dialled(Dialled::Connection(connection.clone()));
+                self.arrived(connection);
+                None
+            }
+            Ok(Connected::Crossed) => {
+                self.meeting.dialled(Dialled::Crossed);
+                None
+            }
+            Err(e) => {
+                self.meeting.dialled(Dialled::Failed);
+                Some(e)
+            }
+        }
+    }
+
+    /// The peer cannot be reached: nothing is sent to it any more, and whoever waits learns why.
+    fn unreached(&self, error: Error) {
+        let mut out = self.out();
+        if self.connected() || self.gone.set(Gone::lost(error.to_string())).is_err() {
+            return;
+        }
+        *out = Outgoing::default();
+        self.forget();
+        // Who has given up wants no more errors.
+        if !self.common.given_up.load(Ordering::Acquire) {
+            *self.refusal() = Some(error);
+        }
+        drop(out);
+        self.common.arrivals.push(Ok(Arrival { slot: self.slot, connection: None }));
+        self.meeting.nudge();
+    }
+
+    fn refusal(&self) -> MutexGuard<'_, Option<Error>> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why there will be no connection, for whoever asks first.
+    pub(super) fn take_refusal(&self) -> Option<Error> {
+        self.refusal().take()
+    }
+
+    /// Both sides hold the connection: the endpoint reads from it, and what waits goes by it.
+    fn arrived(&self, connection: Arc<Connection>) {
+        self.unblock();
+        self.common.arrivals.push(Ok(Arrival { slot: self.slot, connection: Some(connection) }));
+        self.say_words();
+        // Whoever put it may be at something else now.
+        if self.may_flush() {
+            self.flush();
         }
     }
 
@@ -269,9 +382,8 @@ impl TcpLink {
         let stream = &connection.stream;
         let (ours, theirs) = (address(stream.local_addr()), address(stream.peer_addr()));
         let _ = self.path.set(format!("tcp{} {ours} <- {theirs}: the peer connected", self.common.sealed()));
-        self.common.arrivals.push(Ok(Arrival { slot: self.slot, connection: connection.clone() }));
-        self.meeting.answered(Some(connection));
-        self.say_words();
+        self.meeting.answered(Some(connection.clone()));
+        self.arrived(connection);
     }
 
     /// Sends what was left for the peer, if there is a connection; by whichever thread sees both first.
@@ -290,46 +402,68 @@ impl TcpLink {
         }
     }
 
-    /// The connection, opened if this is the first use.
+    /// Something is to be sent: by the connection, or once there is one.
     #[inline]
-    fn opened<'a>(&self, guard: &'a mut Option<Outgoing>) -> Result<&'a mut Outgoing> {
-        self.open(guard, self.common.timeout)
+    fn join(&self, out: &mut Outgoing) -> Result<()> {
+        if out.is_joined() { Ok(()) } else { self.join_first(out) }
     }
 
-    /// The same; a peer that does not answer within less than the time to connect is not given up.
-    fn open<'a>(&self, guard: &'a mut Option<Outgoing>, within: Duration) -> Result<&'a mut Outgoing> {
-        if guard.is_none() {
-            if let Some(gone) = self.gone.get() {
-                return Err(self.lost(&gone.cause));
-            }
-            if self.common.closed.load(Ordering::Acquire) {
-                let why = "this rank has closed its endpoint".into();
-                return Err(Error::Unreachable { from: self.common.me, to: self.peer, why });
-            }
-            let until = Instant::now() + within;
-            let connection = self.meet(within).inspect_err(|e| {
-                let whole = within >= self.common.timeout;
-                let ended_here = whole && self.common.stop.asked();
-                if !ended_here && (whole || Instant::now() < until) {
-                    let _ = self.gone.set(Gone::lost(e.to_string()));
-                }
-            })?;
-            *guard = Some(Outgoing::new(connection));
+    #[cold]
+    fn join_first(&self, out: &mut Outgoing) -> Result<()> {
+        if let Some(gone) = self.gone.get() {
+            return Err(self.lost(&gone.cause));
         }
-        Ok(guard.as_mut().expect("opened above"))
-    }
-
-    /// Connects, if that is still to be done, within the time that a start may take.
-    pub(crate) fn ready(&self) -> Result<()> {
-        self.opened(&mut self.out()).map(|_| ())
-    }
-
-    /// What the endpoint sends its goodbye on, if there is a connection.
-    pub(super) fn joined<'a>(&self, guard: &'a mut Option<Outgoing>) -> Option<&'a mut Outgoing> {
-        if guard.is_none() {
-            *guard = self.meeting.connection().map(Outgoing::new);
+        if self.common.closed.load(Ordering::Acquire) {
+            let why = "this rank has closed its endpoint".into();
+            return Err(Error::Unreachable { from: self.common.me, to: self.peer, why });
         }
-        guard.as_mut()
+        match self.meeting.connection() {
+            Some(connection) => out.join(connection),
+            None => {
+                out.since.get_or_insert_with(Instant::now);
+                self.ask()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a connection, for as long as a start may take, unless this endpoint is to stop: for those who cannot put
+    /// anything before.
+    pub(crate) fn meet(&self) -> Result<()> {
+        let until = Instant::now() + self.common.timeout;
+        self.join(&mut self.out())?;
+        let enough = || {
+            self.common.dialler.hurry();
+            self.gone.get().is_some() || self.common.stop.asked()
+        };
+        if self.meeting.wait(until, enough) {
+            return Ok(());
+        }
+        if let Some(gone) = self.gone.get() {
+            return Err(self.take_refusal().unwrap_or_else(|| self.lost(&gone.cause)));
+        }
+        let why = "there is no connection yet, and this rank is to wait no longer".into();
+        Err(Error::Unreachable { from: self.common.me, to: self.peer, why })
+    }
+
+    /// Whether there is a connection, or there will be none: else one is opened, as for a put.
+    pub(crate) fn met(&self) -> bool {
+        self.connected() || self.join(&mut self.out()).is_err() || self.connected()
+    }
+
+    /// Whether data waits, and the two have not met.
+    pub(super) fn owes_first(&self) -> bool {
+        !self.connected() && self.gone.get().is_none() && self.owes()
+    }
+
+    /// Whether there is a connection, by which all goes then.
+    pub(super) fn joined(&self, out: &mut Outgoing) -> bool {
+        if !out.is_joined()
+            && let Some(connection) = self.meeting.connection().filter(|_| self.gone.get().is_none())
+        {
+            out.join(connection);
+        }
+        out.is_joined()
     }
 }
 
@@ -354,7 +488,8 @@ impl Link for TcpLink {
         let len: usize = parts.iter().map(|p| p.len).sum();
         let head = Put { len: len as u64, at, signal }.encode();
         let mut guard = self.out();
-        let out = self.opened(&mut guard)?;
+        let out = &mut *guard;
+        self.join(out)?;
         let end = self.put.load(Ordering::Relaxed) + (HEAD + len) as u64;
         self.put.store(end, Ordering::Relaxed);
         if len > 0 {
@@ -375,11 +510,21 @@ impl Link for TcpLink {
     }
 
     fn reach(&self, within: Duration) -> Result<bool> {
-        let reached = self.open(&mut self.out(), within).map(|_| true);
-        match reached {
-            Err(_) if self.excused() => Ok(true),
-            Err(_) if self.gone.get().is_none() => Ok(false),
-            reached => reached,
+        let gone = || self.gone.get().is_some();
+        if self.connected() {
+            return Ok(true);
+        }
+        if !gone() && !self.common.closed.load(Ordering::Acquire) {
+            self.ask()?;
+            self.common.dialler.hurry();
+            if !within.is_zero() && self.meeting.wait(Instant::now() + within, gone) {
+                return Ok(true);
+            }
+        }
+        match self.gone.get() {
+            None => Ok(false),
+            Some(gone) if gone.orderly => Ok(true),
+            Some(gone) => Err(self.take_refusal().unwrap_or_else(|| self.lost(&gone.cause))),
         }
     }
 

@@ -48,8 +48,8 @@ pub struct Meeting {
 pub enum Turn {
     /// It connects, and reports by [`Meeting::dialled`].
     Dial,
-    /// It uses this.
-    Use(Arc<Connection>),
+    /// There is a connection.
+    Use,
     /// It gives up: the peer did not come in time, or there was a connection and it is over.
     Leave,
 }
@@ -100,7 +100,7 @@ impl Meeting {
         let again = Instant::now() + PATIENCE;
         loop {
             let wait = match &*state {
-                State::Together(connection) => return Turn::Use(connection.clone()),
+                State::Together(_) => return Turn::Use,
                 State::Over => return Turn::Leave,
                 State::Apart => Duration::ZERO,
                 State::Dialing | State::Answering => until.saturating_duration_since(Instant::now()),
@@ -116,6 +116,29 @@ impl Meeting {
             let wait = if stop.is_some() { wait.min(TICK) } else { wait };
             state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Waits until there is a connection, or there was one, or `enough` says so, or until `until`; tells whether there is
+    /// one.
+    pub fn wait(&self, until: Instant, enough: impl Fn() -> bool) -> bool {
+        let mut state = self.state();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match &*state {
+                State::Together(_) => return true,
+                State::Over => return false,
+                _ if left.is_zero() || enough() => return false,
+                _ => {}
+            }
+            state =
+                self.changed.wait_timeout(state, left.min(TICK)).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Has whoever waits look again.
+    pub fn nudge(&self) {
+        drop(self.state());
+        self.changed.notify_all();
     }
 
     /// Connecting has ended.
@@ -160,13 +183,13 @@ impl Meeting {
     }
 }
 
-/// A connection that the endpoint does not receive from yet.
+/// A connection that the endpoint does not receive from yet, or that there will be none.
 #[derive(Debug)]
 pub struct Arrival {
     /// The peer's place.
     pub slot: usize,
-    /// To read from, in non-blocking mode.
-    pub connection: Arc<Connection>,
+    /// To read from, in non-blocking mode; none: its link knows why.
+    pub connection: Option<Arc<Connection>>,
 }
 
 /// Connections on their way to the endpoint.
@@ -240,10 +263,10 @@ mod tests {
         std::thread::scope(|s| {
             let waits = s.spawn(|| high.approach(soon(), None));
             high.answered(Some(connection()));
-            assert!(matches!(waits.join().unwrap(), Turn::Use(_)));
+            assert!(matches!(waits.join().unwrap(), Turn::Use));
         });
         low.dialled(Dialled::Connection(connection()));
-        assert!(matches!(low.approach(soon(), None), Turn::Use(_)));
+        assert!(matches!(low.approach(soon(), None), Turn::Use));
         assert!(!low.answer() && !high.answer(), "one connection is enough");
     }
 

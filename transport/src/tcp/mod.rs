@@ -8,8 +8,9 @@
 //! | `rails` | which of several equal interfaces a rank uses; pure |
 //! | `interfaces` | what interfaces there are |
 //! | `listen` | opening the port |
-//! | `accept` | answering: strangers out, peers in; the only threads here |
+//! | `accept` | answering: strangers out, peers in; by threads |
 //! | `connect` | opening a connection |
+//! | `dialler` | the threads that do so, beside those who put |
 //! | `meeting` | which of two ranks opens it |
 //! | `calls` | connections for talk beside the links |
 //! | `connection` | one of them: its stream and keys |
@@ -27,6 +28,9 @@
 //! poll: the fastest way to notice a small message. With more than `DIRECT` of them the poll says which are
 //! ready. The poll is edge-triggered: a connection that it named stays `ready` until a read finds nothing.
 //!
+//! **Meeting.** Nobody waits here for a connection: what is put waits for it, and that there will be none is what progress
+//! reports.
+//!
 //! **Sending.** Puts wait until the next progress, so that those of one step go with one system call, and the counters
 //! that say what was consumed go along with data.
 //!
@@ -39,6 +43,7 @@ pub mod address;
 mod calls;
 mod connect;
 mod connection;
+mod dialler;
 pub mod identity;
 pub mod interfaces;
 mod landing;
@@ -79,6 +84,8 @@ use crate::{Card, Config, Cost, Error, Forked, Link, Region, Result};
 use accept::Acceptor;
 use address::{Candidate, Filter, Interface, candidates};
 use calls::Callers;
+use connection::Connection;
+use dialler::Dialler;
 use link::Common;
 use meeting::{Arrival, Arrivals};
 use receive::{BUFFER, End, Incoming, Memory};
@@ -151,6 +158,9 @@ impl Tcp {
             callers: Callers::default(),
             waiting: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            dialler: Dialler::new(me),
+            dialling: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
             stop: config.stop.clone(),
             rider,
@@ -164,7 +174,7 @@ impl Tcp {
             let mut ways = candidates(&listening.interfaces, &filter, config.family, &card.tcp, same_host);
             rails::take_turns(&mut ways, &listening.interfaces, &filter, index);
             let cost = cost(&listening.interfaces, ways.first(), same_host);
-            Arc::new(TcpLink::new(common.clone(), slot, (peer, card.host_name.clone()), ways, cost))
+            TcpLink::new(common.clone(), slot, (peer, card.host_name.clone()), ways, cost)
         };
         let links: Vec<_> = peers.iter().enumerate().map(link).collect();
         let acceptor = Acceptor::start(listening.listener, &common, &links)?;
@@ -202,6 +212,12 @@ impl Tcp {
     #[inline]
     pub(crate) fn ends(&self) -> usize {
         self.common.ends.load(Ordering::Acquire)
+    }
+
+    /// Whether connections are being opened: whoever spins meanwhile takes the core from those who do.
+    #[inline]
+    pub(crate) fn dials(&self) -> bool {
+        self.common.dialling.load(Ordering::Relaxed) > 0
     }
 
     /// Wakes whoever is in [`Tcp::park`] when this can be read, and tells the rider.
@@ -258,6 +274,7 @@ impl Tcp {
     /// Sleeps until something can be read or written that matters, or `doorbell` (a datagram socket, emptied here)
     /// rings, at most for `timeout`. May return early.
     pub fn park(&self, doorbell: Option<BorrowedFd<'_>>, timeout: Duration) -> Result<()> {
+        self.common.dialler.hurry();
         let mut inbox = self.inbox();
         let ready = inbox.live.iter().any(|&slot| inbox.incoming[slot].as_ref().is_some_and(|i| i.ready));
         let sending =
@@ -294,21 +311,30 @@ impl Tcp {
         link.gone().filter(|gone| gone.ended).map(|gone| gone.cause.clone())
     }
 
+    /// Whether nothing shows that what `peer` sends comes here: the two have not met, or its system has not acknowledged
+    /// what was sent last, which takes milliseconds where the network works.
+    pub(crate) fn unheard(&self, peer: usize) -> bool {
+        let connection = self.slots.get(&peer).and_then(|slot| self.links[*slot].meeting.connection());
+        connection.is_none_or(|connection| raw::unanswered(connection.stream.as_fd()))
+    }
+
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the connections that were made.
+    /// Takes the connections that were made, and notes why others were not.
     #[cold]
     fn adopt(&self, inbox: &mut Inbox) {
         for arrival in self.common.arrivals.take() {
-            if let Err(e) = arrival.and_then(|arrival| self.take(inbox, arrival)) {
-                inbox.errors.push(e);
-            }
+            let taken = arrival.and_then(|Arrival { slot, connection }| match connection {
+                Some(connection) => self.take(inbox, slot, connection),
+                None => self.links[slot].take_refusal().map_or(Ok(()), Err),
+            });
+            inbox.errors.extend(taken.err());
         }
     }
 
-    fn take(&self, inbox: &mut Inbox, Arrival { slot, connection }: Arrival) -> Result<()> {
+    fn take(&self, inbox: &mut Inbox, slot: usize, connection: Arc<Connection>) -> Result<()> {
         let fd = connection.stream.as_raw_fd();
         let both = Interest::READABLE | Interest::WRITABLE;
         inbox.poll.registry().register(&mut SourceFd(&fd), Token(slot), both).map_err(|e| {
@@ -405,21 +431,31 @@ impl Tcp {
         let given_up = self.common.given_up.load(Ordering::Acquire);
         let until = Instant::now() + if given_up { FAREWELL } else { self.common.timeout.max(FAREWELL) };
         for link in &self.links {
-            if let Some(out) = link.joined(&mut link.out()) {
+            let mut out = link.out();
+            if link.joined(&mut out) {
                 out.say_goodbye();
             }
         }
         // Peers that leave as well may be waiting for us to receive before they can send.
         self.until_all(inbox, until, |link| {
-            let mut guard = link.out();
-            let Some(out) = guard.as_mut() else { return true };
-            let sent = out.broken.is_some() || out.flush().is_err() || !out.waits();
+            let mut out = link.out();
+            let sent = !out.is_joined() || out.broken.is_some() || out.flush().is_err() || !out.waits();
             if sent {
                 out.finish();
             }
             sent
         });
-        self.until_all(inbox, until, |link| link.out().as_ref().is_none_or(|out| out.arrived()));
+        self.until_all(inbox, until, |link| link.out().arrived());
+    }
+
+    /// Whoever leaves with data for peers that it has not met waits for that, as long as it would have waited for room.
+    fn meet(&self) {
+        let until = Instant::now() + self.common.timeout;
+        let owes = || self.links.iter().any(|link| link.owes_first());
+        while !self.common.given_up.load(Ordering::Acquire) && owes() && Instant::now() < until {
+            self.common.dialler.hurry();
+            std::thread::sleep(FAREWELL_TICK);
+        }
     }
 
     /// Until `done` with every peer, reading off what they say.
@@ -441,17 +477,21 @@ impl Tcp {
 impl Drop for Tcp {
     fn drop(&mut self) {
         self.common.closed.store(true, Ordering::Release);
-        {
-            let mut acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
-            if self.forked.since() { acceptor.forget() } else { acceptor.stop() }
-        }
+        let mut acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
         let mut inbox = self.inbox();
-        if !self.forked.since() {
+        if self.forked.since() {
+            acceptor.forget();
+            self.common.dialler.forget();
+        } else {
+            self.meet();
+            self.common.stopped.store(true, Ordering::Release);
+            acceptor.stop();
+            self.common.dialler.stop();
             self.farewell(&mut inbox);
         }
         for link in &self.links {
             // In a child after fork the connections are the parent's: only our copies of the descriptors go.
-            drop(link.out().take());
+            drop(std::mem::take(&mut *link.out()));
             link.meeting.end();
             link.forget();
         }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::connection::Connection;
 use super::raw::{self, Pending};
@@ -37,11 +38,13 @@ impl Gone {
     }
 }
 
-/// Sends on a connection.
-#[derive(Debug)]
+/// Sends on a connection, once there is one.
+#[derive(Debug, Default)]
 pub struct Outgoing {
-    connection: Arc<Connection>,
+    connection: Option<Arc<Connection>>,
     pub pending: Pending,
+    /// Since when something waits for a connection.
+    pub since: Option<Instant>,
     /// Why nothing can be sent any more. What the peer said before is still to be read, and tells whose fault it is.
     pub broken: Option<String>,
     /// The peer's system broke it.
@@ -55,23 +58,31 @@ pub struct Outgoing {
 const TURN: usize = 4 << 20;
 
 impl Outgoing {
-    pub fn new(connection: Arc<Connection>) -> Outgoing {
-        Outgoing { connection, pending: Pending::default(), broken: None, reset: false, owes: false }
+    /// Whether there is a connection.
+    pub fn is_joined(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// What waits goes by this connection.
+    pub fn join(&mut self, connection: Arc<Connection>) {
+        (self.connection, self.since) = (Some(connection), None);
     }
 
     /// Whether something waits that the kernel did not take.
     pub fn waits(&self) -> bool {
-        !self.pending.is_empty() || self.connection.sealer().is_some_and(|sealer| !sealer.rest().is_empty())
+        let sealer = self.connection.as_ref().and_then(|connection| connection.sealer());
+        !self.pending.is_empty() || sealer.is_some_and(|sealer| !sealer.rest().is_empty())
     }
 
     /// Hands waiting bytes to the kernel: how many, and whether it would take no more.
     pub fn flush(&mut self) -> io::Result<(usize, bool)> {
-        if let Some(mut sealer) = self.connection.sealer() {
-            return flush_sealed(&self.connection, &mut sealer, &mut self.pending);
+        let Some(connection) = &self.connection else { return Ok((0, true)) };
+        if let Some(mut sealer) = connection.sealer() {
+            return flush_sealed(connection, &mut sealer, &mut self.pending);
         }
         let mut total = 0;
         while !self.pending.is_empty() && total < TURN {
-            match self.pending.flush(self.connection.stream.as_fd())? {
+            match self.pending.flush(connection.stream.as_fd())? {
                 0 => return Ok((total, true)),
                 n => total += n,
             }
@@ -84,7 +95,7 @@ impl Outgoing {
         self.broken = Some(format!("sending to it failed: {e}"));
         self.reset = matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe);
         self.pending.clear();
-        let _ = self.connection.stream.shutdown(Shutdown::Both);
+        self.shut(Shutdown::Both);
     }
 
     /// Adds the last frame.
@@ -95,12 +106,18 @@ impl Outgoing {
     /// Ends the stream after what was handed to the kernel.
     pub fn finish(&mut self) {
         self.pending.clear();
-        let _ = self.connection.stream.shutdown(Shutdown::Write);
+        self.shut(Shutdown::Write);
+    }
+
+    fn shut(&self, how: Shutdown) {
+        if let Some(connection) = &self.connection {
+            let _ = connection.stream.shutdown(how);
+        }
     }
 
     /// Whether the peer's kernel has all that was sent: from then on nothing can take it back.
     pub fn arrived(&self) -> bool {
-        raw::acknowledged(self.connection.stream.as_fd())
+        self.connection.as_ref().is_none_or(|connection| raw::acknowledged(connection.stream.as_fd()))
     }
 }
 

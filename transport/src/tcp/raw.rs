@@ -278,6 +278,19 @@ pub fn acknowledged(fd: BorrowedFd<'_>) -> bool {
     done != 0 || matches!(state, FIN_WAIT2 | TIME_WAIT | CLOSE)
 }
 
+/// Whether the peer's system has not acknowledged something that was sent to it.
+pub fn unanswered(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: a plain structure of the C library, for which zero is valid.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `info`, and the length to `len`.
+    let done = unsafe {
+        let info: *mut libc::tcp_info = &mut info;
+        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.cast(), &mut len)
+    };
+    done != 0 || info.tcpi_unacked > 0 || info.tcpi_retransmits > 0
+}
+
 // States of a connection, as the kernel numbers them, in which the end that this side sent was acknowledged.
 const FIN_WAIT2: u8 = 5;
 const TIME_WAIT: u8 = 6;

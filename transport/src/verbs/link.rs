@@ -62,7 +62,7 @@ impl VerbsLink {
     /// Has the two meet, if they have not.
     #[cold]
     fn meet(&self) -> Result<()> {
-        self.tcp.ready()?;
+        self.tcp.meet()?;
         match &*self.pair.state() {
             State::Apart | State::Joining(_) => {
                 Err(self.lost("it connected without agreeing on queue pairs"))
@@ -106,6 +106,11 @@ impl Link for VerbsLink {
             Way::Tcp => unsafe { self.tcp.put(parts, at, signal) }.map(|t| Ticket(t.0 | BY_TCP)),
             Way::Unmet => Err(self.lost("the two lost each other while they met")),
         }
+    }
+
+    fn ready(&self) -> bool {
+        let unmet = matches!(&*self.pair.state(), State::Apart | State::Joining(_));
+        !unmet || self.fabric.has_given_up() || self.tcp.met()
     }
 
     fn connected(&self) -> bool {

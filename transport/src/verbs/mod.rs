@@ -155,6 +155,11 @@ impl Verbs {
         }
     }
 
+    /// Whether the two write into each other's memory: the devices see to it that all arrives, or say that it does not.
+    pub fn joined(&self, peer: usize) -> bool {
+        self.links.get(&peer).is_some_and(|link| matches!(&*link.pair.state(), State::Joined(_)))
+    }
+
     /// Why the peer's end is no more, if its own system has said so.
     pub fn ended(&self, peer: usize) -> Option<String> {
         match &*self.links.get(&peer)?.pair.state() {

@@ -1,7 +1,7 @@
 //! How an engine comes to its end: a failure, an abort, others that go on without it; and what it tells its peers.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nd_transport::{Abilities, Signal};
 
@@ -28,8 +28,13 @@ impl Engine {
     /// Tells these peers that others of the group go on without them, as far as they can be reached within a moment.
     pub fn leave_behind(&mut self, peers: &[usize]) {
         let until = Instant::now() + TELLING;
+        let first = |peer: &usize| self.channels.get(*peer)?.as_ref().map(|[first, ..]| first);
+        // All at once.
+        for first in peers.iter().filter_map(first) {
+            let _ = first.link().reach(Duration::ZERO);
+        }
         for &peer in peers {
-            let Some([first, ..]) = self.channels.get(peer).and_then(Option::as_ref) else { continue };
+            let Some(first) = first(&peer) else { continue };
             let (link, at) = (first.link(), first.remote() + FAILURE);
             if link.connected() || (Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there)) {
                 let _ = link.signal(Signal { at, value: WENT_ON });

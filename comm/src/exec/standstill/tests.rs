@@ -38,7 +38,7 @@ fn waits(call: Called, awaited: &[usize]) -> Whereabouts {
 }
 
 fn of(world_size: usize, said: &[(usize, Whereabouts)]) -> Standstill {
-    Standstill::of(world_size, &said.iter().cloned().collect(), &[])
+    Standstill::of(world_size, &said.iter().cloned().collect(), &BTreeMap::new())
 }
 
 #[test]
@@ -80,10 +80,31 @@ fn who_has_come_and_does_not_answer_is_silent() {
 fn who_is_gone_is_missing_even_when_nobody_waits_for_it() {
     let call = collective(3, Collective::AllReduce);
     let hears = Whereabouts { heard: vec![1], ..waits(call, &[2]) };
-    let found = Standstill::of(4, &BTreeMap::from([(0, hears.clone()), (3, hears)]), &[1]);
+    let gone = BTreeMap::from([(1, Fate::Gone)]);
+    let found = Standstill::of(4, &BTreeMap::from([(0, hears.clone()), (3, hears)]), &gone);
     assert_eq!((&found.entered[..], found.missing[0].is), (&[0, 1, 3][..], Is::Gone));
     assert!(found.to_string().contains("; rank 1 is gone without a word: "), "{found}");
     assert!(found.to_string().contains("; rank 2 has not: "), "{found}");
+}
+
+#[test]
+fn who_is_cut_off_may_have_entered() {
+    let call = collective(3, Collective::AllReduce);
+    let said =
+        BTreeMap::from([(0, waits(call, &[1])), (1, Whereabouts { heard: vec![4], ..waits(call, &[2]) })]);
+    let silent =
+        BTreeMap::from([(2, Fate::Unheard), (3, Fate::Unknown), (4, Fate::Unheard), (5, Fate::Unheard)]);
+    let found = Standstill::of(6, &said, &silent);
+    assert_eq!(
+        found.missing.iter().map(|m| (m.rank, m.is)).collect::<Vec<_>>(),
+        [(2, Is::Unheard), (3, Is::Absent), (5, Is::Unheard)]
+    );
+    let text = found.to_string();
+    assert!(
+        text.contains("; rank 2 was not heard, nor does its host acknowledge what it is sent: the last call"),
+        "{text}"
+    );
+    assert!(text.contains("; rank 3 has not: "), "{text}");
 }
 
 #[test]
@@ -104,6 +125,28 @@ fn the_first_call_counts() {
     let found = of(3, &[(0, elsewhere), (1, waits(early, &[0])), (2, waits(early, &[0]))]);
     assert_eq!(found.missing[0].is, Is::In(single(1, true)));
     assert!(found.to_string().contains("rank 0 is in send(8 × float to rank 1) instead"), "{found}");
+}
+
+#[test]
+fn calls_keep_their_order_where_numbers_begin_anew() {
+    // The last number that there is, and the first.
+    let (early, late) = (collective(u32::MAX, Collective::Reduce), collective(1, Collective::Barrier));
+    let found = of(3, &[(0, waits(late, &[1])), (1, waits(early, &[2]))]);
+    assert_eq!((found.call, found.rank, &found.entered[..]), (early, 1, &[0, 1][..]));
+    // What rank 2 was heard in last, and what it finished last.
+    let sees = |heard, finished| {
+        let mut waits = waits(late, &[2]);
+        (waits.awaited[0].heard, waits.awaited[0].finished) = (Some(heard), finished);
+        waits
+    };
+    for order in [[early, late], [late, early]] {
+        let [one, other] = order;
+        let found = of(3, &[(0, sees(one, None)), (1, sees(other, None))]);
+        let silent = Missing { rank: 2, is: Is::Silent, last: Some(late), finished: false };
+        assert_eq!(found.missing, [silent]);
+        let found = of(3, &[(0, sees(late, Some(one))), (1, sees(late, Some(other)))]);
+        assert_eq!((found.missing[0].last, found.missing[0].finished), (Some(late), true));
+    }
 }
 
 #[test]
@@ -146,12 +189,12 @@ proptest! {
         call in any_called(),
         rank in 0usize..1 << 30,
         more_missing in 0usize..1 << 30,
-        missing in proptest::collection::vec((0usize..1 << 30, 0usize..4, any_called(), any::<bool>()), 0..=MISSING),
+        missing in proptest::collection::vec((0usize..1 << 30, 0usize..5, any_called(), any::<bool>()), 0..=MISSING),
         entered in proptest::collection::btree_set(0usize..LISTED, 0..20),
     ) {
         let missing = missing.into_iter().map(|(rank, is, call, finished)| Missing {
             rank,
-            is: [Is::Absent, Is::Silent, Is::In(call), Is::Gone][is],
+            is: [Is::Absent, Is::Silent, Is::In(call), Is::Gone, Is::Unheard][is],
             last: finished.then_some(call),
             finished,
         });
@@ -167,7 +210,7 @@ proptest! {
         let told = Standstill::decode(bytes[8..].try_into().unwrap());
         prop_assert!(!told.to_string().is_empty());
         let said = Whereabouts::decode(bytes[..WHEREABOUTS].try_into().unwrap());
-        let found = Standstill::of(4, &BTreeMap::from([(1, said.clone()), (3, said)]), &[2]);
+        let found = Standstill::of(4, &BTreeMap::from([(1, said.clone()), (3, said)]), &BTreeMap::new());
         prop_assert!(found.fits(4) && !found.to_string().is_empty());
     }
 }

@@ -70,7 +70,7 @@ fn ranks_that_do_not_agree_refuse_each_other() {
         let secret = Secret::random();
         let b = start(listening.pop().unwrap(), 1, &cards, &secret, &configs[1 - encrypts], 4096);
         let a = start(listening.pop().unwrap(), 0, &cards, &secret, &configs[encrypts], 4096);
-        let theirs = text(a.put(1, &[b"x"], 0, None));
+        let theirs = a.refused(1).to_string();
         let ours = text(b.wait("an error", || false));
         for e in [theirs, ours] {
             let (on_0, on_1) = (1 - encrypts, encrypts);
