@@ -16,6 +16,8 @@ pub struct Use {
     pub free: bool,
     /// Whether a part of the weights stays to gather them from again, when they are gathered for this use.
     pub part: bool,
+    /// Whether weights have to be gathered for a later use.
+    pub more: bool,
     /// Whether the unit's gradients are complete afterwards.
     pub complete: bool,
 }
@@ -60,10 +62,19 @@ fn plan(order: Vec<(usize, bool)>, stages: &[usize], units: &[Unit], policy: &Po
         backward: order[i].1,
         unit: unit_at(i),
         free: free(i),
+        more: false,
         part: groups && freed(i).is_some_and(|j| next(j).is_some()),
         complete: order[i].1 && next(i).is_none(),
     };
-    (0..order.len()).map(step).collect()
+    let mut program: Vec<_> = (0..order.len()).map(step).collect();
+    // A use is one that weights are gathered for if it is the unit's first, or they were let go after the one before.
+    let mut more = false;
+    for i in (0..program.len()).rev() {
+        program[i].more = more;
+        let before = (0..i).rev().find(|&j| program[j].unit == program[i].unit);
+        more |= before.is_none_or(|j| program[j].free);
+    }
+    program
 }
 
 #[cfg(test)]
@@ -93,10 +104,13 @@ mod tests {
         assert_eq!(gathers(&program, 3), [2, 2, 1]);
         assert_eq!(completed(&program), [2, 1, 0]);
         assert!(program.last().unwrap().free);
+        let more = |program: &[Use]| program.iter().filter(|u| u.more).count();
+        assert_eq!(more(&program), 5, "for all but the last");
         let never = Policy { reshard: Reshard::Never, ..policy };
         let program = training(&[0, 1, 2], &units(3), &never);
         assert_eq!(gathers(&program, 3), [1, 1, 1]);
         assert_eq!(program.iter().filter(|u| u.free).count(), 3, "each is let go once");
+        assert_eq!(more(&program), 2, "the last stage's weights are the last to come");
         assert_eq!(gathers(&evaluation(&[0, 1, 2], &units(3), &policy), 3), [1, 1, 1]);
     }
 

@@ -275,7 +275,7 @@ impl<T: Number> Reduce for Reducer<T> {
     }
 
     fn clear(&mut self) {
-        self.gradients.fill(Vec::new());
+        self.gradients.iter_mut().for_each(|gradients| *gradients = Vec::new());
     }
 
     fn trim(&mut self) {

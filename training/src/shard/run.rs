@@ -66,7 +66,6 @@ impl<M: Model> Sharded<M> {
         self.activations = 0;
         self.reduce.drain()?;
         if last {
-            self.gather.trim();
             self.reduce.trim();
         }
         Ok(loss)
@@ -84,7 +83,6 @@ impl<M: Model> Sharded<M> {
                 all.note();
                 all.release(step)?;
             }
-            all.gather.trim();
             between.map_or(Ok(0.0), |loss| scalar(&loss))
         };
         let result = run(self);
@@ -99,6 +97,9 @@ impl<M: Model> Sharded<M> {
         if !unit.gathered {
             self.gather.finish(step.unit, &unit.masters, &mut unit.weights, step.part)?;
             unit.gathered = true;
+        }
+        if !step.more {
+            self.gather.trim();
         }
         if let Some(next) = program.get(at + 1).filter(|_| self.policy.prefetch) {
             let unit = &self.units[next.unit];
@@ -163,10 +164,11 @@ impl<M: Model> Sharded<M> {
         };
         let mut gradients = seeded(&output, gradient)?.backward()?;
         drop(output);
-        let weights: Vec<_> = weights.iter().map(|w| gradients.remove(w)).collect();
+        // Gradients hold on to the operations that they come from, unless they are detached.
+        let weights: Vec<_> = weights.iter().map(|w| gradients.remove(w).map(|g| g.detach())).collect();
         let of_input = match input {
             None => None,
-            Some(input) => Some(gradients.remove(&input).ok_or_else(|| {
+            Some(input) => Some(gradients.remove(&input).map(|g| g.detach()).ok_or_else(|| {
                 Error::Config(format!(
                     "no gradient of stage {}'s output reaches its input; look for an operation without a backward pass",
                     step.stage
