@@ -11,7 +11,7 @@ use super::error::Error;
 use super::fault::{self, Fault};
 use super::options::{Options, Roots};
 use super::{remote, run};
-use crate::launch::{Bind, Event, Group, Output, Plan, given};
+use crate::launch::{Bind, Event, Failure, Group, Output, Plan, given};
 
 /// How long ranks may take, beyond what calls may wait, to start and to tell what they have learnt.
 const LEARNING: Duration = Duration::from_secs(30);
@@ -121,7 +121,7 @@ fn processes(ranks: usize, faults: &[Fault], timeout: Duration) -> Result<bool, 
     }
     match group.wait_all() {
         None => Ok(true),
-        Some(first) => match first.code() {
+        Some(Failure { first, .. }) => match first.code() {
             // It has said why.
             code @ (1 | 2) if first.rank == 0 || code == 2 => Err(Error::Told(code as u8)),
             _ => Err(Error::Machine(first.first())),

@@ -7,7 +7,7 @@ use nd_training::train::Config;
 
 use super::error::Error;
 use super::run;
-use crate::launch::{Bind, Group, Output, Plan, given};
+use crate::launch::{Bind, Failure, Group, Output, Plan, given};
 
 /// How many threads a rank computes with, to candle and to the library under it.
 const THREADS: &str = "RAYON_NUM_THREADS";
@@ -64,9 +64,9 @@ fn processes(config: &Config) -> Result<(), Error> {
     let mut group = Group::spawn(&plan, 0).map_err(|e| Error::Machine(e.to_string()))?;
     match group.wait_all() {
         None => Ok(()),
-        Some(first) => match first.code() {
-            // It has said why.
-            code @ (1 | 2) if first.rank == 0 || code == 2 => Err(Error::Told(code as u8)),
+        Some(Failure { first, rank_zero }) => match first.code() {
+            // It has said why, or leaves it to rank 0, which has.
+            code @ (1 | 2) if code == 2 || rank_zero == Some(code) => Err(Error::Told(code as u8)),
             _ => Err(Error::Machine(first.first())),
         },
     }
