@@ -69,7 +69,7 @@ pub const COLLECTIVES: [Named; 14] = [
 ];
 
 /// The same calls in other forms: in place, out of place, in groups, started.
-pub const FORMS: [Named; 8] = [
+pub const FORMS: [Named; 10] = [
     named("all_reduce(", true, |c, n| c.all_reduce_into(&vec![1f32; n], &mut vec![0f32; n], ReduceOp::Sum)),
     named("all_gather(", true, |c, n| c.all_gather_in_place(&mut vec![1f32; n * c.world_size()])),
     named("all_to_all(", true, |c, n| c.all_to_all_in_place(&mut vec![1f32; n * c.world_size()])),
@@ -87,6 +87,14 @@ pub const FORMS: [Named; 8] = [
     named("all_gather(", true, |c, n| {
         let all = vec![0f32; n * c.world_size()];
         c.all_gather_start(vec![1f32; n], all)?.wait().map(drop).map_err(Into::into)
+    }),
+    named("all_gather(", true, |c, n| {
+        let all = vec![1f32; n * c.world_size()];
+        c.all_gather_in_place_start(all)?.wait().map(drop).map_err(Into::into)
+    }),
+    named("reduce_scatter(", true, |c, n| {
+        let all = vec![1f32; n * c.world_size()];
+        c.reduce_scatter_in_place_start(all, ReduceOp::Sum)?.wait().map(drop).map_err(Into::into)
     }),
     named("all_reduce(", true, |c, n| {
         let mut buffer = c.alloc::<f32>(n)?;

@@ -180,6 +180,10 @@ fn started_calls(comm: &Communicator, len: usize) {
     let (me, n) = (comm.rank(), comm.world_size());
     let first = comm.all_reduce_start(registered(comm, &input(me, len)), ReduceOp::Sum).expect("start");
     let second = comm.all_gather_start(input(me, len), vec![-1; len * n]).expect("start");
+    let mut gathering = registered(comm, &vec![-1; len * n]);
+    gathering[me * len..][..len].copy_from_slice(&input(me, len));
+    let gathering = comm.all_gather_in_place_start(gathering).expect("start");
+    let scattering = comm.reduce_scatter_in_place_start(input(me, len * n), ReduceOp::Sum).expect("start");
     drop(comm.broadcast_start(input(0, len), 0).expect("start"));
     let mut third = input(me, len);
     comm.all_reduce(&mut third, ReduceOp::Min).expect("a blocking call after those that were started");
@@ -187,6 +191,9 @@ fn started_calls(comm: &Communicator, len: usize) {
     assert!(first.is_done() && second.is_done());
     let (send, recv) = second.wait().expect("wait");
     assert_eq!((send.len(), recv.len()), (len, len * n));
+    assert_eq!(recv, (0..n).flat_map(|r| input(r, len)).collect::<Vec<_>>());
+    assert_eq!(*gathering.wait().expect("wait"), recv);
+    assert_eq!(scattering.wait().expect("wait")[me * len..][..len], sums(n, me * len, len));
     assert_eq!(*first.wait().expect("wait"), sums(n, 0, len));
 }
 

@@ -1,7 +1,9 @@
 //! Starting ranks on this host as child processes, and ending them together.
 
 mod child;
+mod given;
 mod lines;
+mod together;
 
 use std::ffi::OsString;
 use std::io;
@@ -17,7 +19,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use child::Watchdog;
+pub use given::given;
 use lines::{Lines, To};
+pub use together::Failure;
 
 /// What to start.
 #[derive(Debug, Clone)]

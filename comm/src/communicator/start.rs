@@ -44,6 +44,17 @@ impl Communicator {
         unsafe { self.start(call, (send, recv)) }
     }
 
+    /// Starts [`Communicator::reduce_scatter_in_place`].
+    pub fn reduce_scatter_in_place_start<T: Element, B: Owned<T>>(
+        &self,
+        mut buffer: B,
+        op: ReduceOp,
+    ) -> Started<B> {
+        let call = self.arguments().reduce_scatter_in_place(buffer.elements_mut().into(), op);
+        // SAFETY: the call is about this buffer alone.
+        unsafe { self.start(call, buffer) }
+    }
+
     /// Starts [`Communicator::reduce_scatter_v`].
     pub fn reduce_scatter_v_start<T: Element, S: Owned<T>, R: Owned<T>>(
         &self,
@@ -67,6 +78,13 @@ impl Communicator {
         let call = self.arguments().all_gather(send.elements().into(), recv.elements_mut().into());
         // SAFETY: the call is about these buffers alone.
         unsafe { self.start(call, (send, recv)) }
+    }
+
+    /// Starts [`Communicator::all_gather_in_place`].
+    pub fn all_gather_in_place_start<T: Element, B: Owned<T>>(&self, mut buffer: B) -> Started<B> {
+        let call = self.arguments().all_gather_in_place(buffer.elements_mut().into());
+        // SAFETY: the call is about this buffer alone.
+        unsafe { self.start(call, buffer) }
     }
 
     /// Starts [`Communicator::all_gather_v`].

@@ -1,40 +1,21 @@
 //! Bandwidth against size, as a picture.
-//!
-//! `plotters` draws SVG, which asks the viewer for a sans-serif font. PNG is made of the same SVG by `resvg` with
-//! DejaVu Sans, which is part of this program: it looks the same on a machine without fonts.
-
-mod geometry;
 
 use std::path::Path;
-use std::sync::Arc;
 
-use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use resvg::{tiny_skia, usvg};
 
 use super::error::Error;
 use super::size;
-use geometry::{scale, size_ticks, strokes};
-
-/// How a picture is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    Svg,
-    Png,
-}
+use crate::draw::geometry::{decimals, scale, size_ticks, strokes};
+use crate::draw::{
+    self, ABOVE, BELOW, BLUE, Canvas, DOT, Drawn, FAINT, FINE, Format, GREY, GRID, INK, LEFT, ORANGE, RIGHT,
+    THICK, text,
+};
 
 /// By the file's extension.
 pub fn format(path: &Path) -> Result<Format, Error> {
-    let extension = path.extension().map(|e| e.to_string_lossy().to_ascii_lowercase());
-    match extension.as_deref() {
-        Some("svg") => Ok(Format::Svg),
-        Some("png") => Ok(Format::Png),
-        _ => Err(Error::Usage(format!(
-            "--plot {}: pictures are written as .svg or .png; give the file a name that ends so",
-            path.display()
-        ))),
-    }
+    Format::of(path).map_err(Error::Usage)
 }
 
 /// Curves of bandwidth over size. Points are (bytes, algbw, busbw), GB/s.
@@ -46,29 +27,8 @@ pub struct Plot {
     pub in_place: Vec<(u64, f64, f64)>,
 }
 
-/// What the SVG says about its size. All else is in quarters of this, because plotters rounds to whole pixels and
-/// slanted dashes would wobble.
-const SHOWN: (u32, u32) = (1000, 620);
-const SIZE: (u32, u32) = (SHOWN.0 * FINE as u32, SHOWN.1 * FINE as u32);
-const FINE: i32 = 4;
-/// Pixels of a PNG for one of the SVG.
-const SCALE: f32 = 2.0;
-const INK: RGBColor = RGBColor(0x1c, 0x24, 0x30);
-const GREY: RGBColor = RGBColor(0x66, 0x70, 0x7e);
-const GRID: RGBColor = RGBColor(0xd9, 0xde, 0xe5);
-const FAINT: RGBColor = RGBColor(0xf0, 0xf2, 0xf5);
-const BLUE: RGBColor = RGBColor(0x1f, 0x6f, 0xb8);
-const ORANGE: RGBColor = RGBColor(0xd9, 0x5f, 0x0e);
-/// Left edge of the text and right edge of the plot.
-const LEFT: i32 = 78 * FINE;
-const RIGHT: i32 = 34 * FINE;
-/// Width of curves, radius of points and of the hole in those in place.
-const THICK: u32 = 3 * FINE as u32;
-const DOT: i32 = 5 * FINE;
+/// Radius of the hole in points of calls in place.
 const HOLE: i32 = 3 * FINE;
-/// Above and below the plot.
-const ABOVE: i32 = 124 * FINE;
-const BELOW: i32 = 68 * FINE;
 
 /// One curve.
 struct Curve {
@@ -79,33 +39,20 @@ struct Curve {
     points: Vec<(f64, f64)>,
 }
 
-type Drawn = Result<(), Box<dyn std::error::Error>>;
-
 impl Plot {
     /// Draws into a file.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let failed = |source| Error::File { path: path.into(), option: "--plot", source };
         let svg = self.svg().map_err(|e| failed(std::io::Error::other(e.to_string())))?;
-        let bytes = match format(path)? {
-            Format::Svg => svg.into_bytes(),
-            Format::Png => png(&svg).map_err(|e| failed(std::io::Error::other(e)))?,
-        };
-        std::fs::write(path, bytes).map_err(failed)
+        draw::write(&svg, format(path)?, path).map_err(failed)
     }
 
     fn svg(&self) -> Result<String, Box<dyn std::error::Error>> {
-        let mut svg = String::new();
-        {
-            let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-            root.fill(&WHITE)?;
+        draw::svg(&self.title, &self.subtitle, |root| {
             let curves = self.curves();
-            heading(&root, &self.title, &self.subtitle)?;
-            legend(&root, &curves)?;
-            chart(&root, &curves)?;
-            root.present()?;
-        }
-        let said = |(width, height): (u32, u32)| format!("width=\"{width}\" height=\"{height}\"");
-        Ok(svg.replacen(&said(SIZE), &said(SHOWN), 1))
+            legend(root, &curves)?;
+            chart(root, &curves)
+        })
     }
 
     /// Those there is something to show of; where algbw and busbw are the same, one.
@@ -139,29 +86,8 @@ impl Plot {
     }
 }
 
-fn text(size: i32, color: RGBColor) -> TextStyle<'static> {
-    ("sans-serif", size * FINE).into_font().color(&color)
-}
-
-fn heading<B: DrawingBackend>(root: &DrawingArea<B, Shift>, title: &str, subtitle: &str) -> Drawn
-where
-    B::ErrorType: 'static,
-{
-    let bold = ("sans-serif", 25 * FINE).into_font().style(FontStyle::Bold).color(&INK);
-    root.draw(&Text::new(title.to_owned(), (LEFT, 22 * FINE), bold))?;
-    let mut shown: String = subtitle.chars().take(110).collect();
-    if shown.len() < subtitle.len() {
-        shown.push('…');
-    }
-    root.draw(&Text::new(shown, (LEFT, 56 * FINE), text(16, GREY)))?;
-    Ok(())
-}
-
 /// Above the curves, so that it hides none.
-fn legend<B: DrawingBackend>(root: &DrawingArea<B, Shift>, curves: &[Curve]) -> Drawn
-where
-    B::ErrorType: 'static,
-{
+fn legend(root: &Canvas<'_>, curves: &[Curve]) -> Drawn {
     let wide = curves.iter().map(|c| c.name.len()).max().unwrap_or(0) as i32;
     for (i, curve) in curves.iter().enumerate() {
         let (x, y) = (LEFT + i as i32 * (wide * 8 + 66) * FINE, 96 * FINE);
@@ -180,10 +106,7 @@ where
     Ok(())
 }
 
-fn chart<B: DrawingBackend>(root: &DrawingArea<B, Shift>, curves: &[Curve]) -> Drawn
-where
-    B::ErrorType: 'static,
-{
+fn chart(root: &Canvas<'_>, curves: &[Curve]) -> Drawn {
     let all = || curves.iter().flat_map(|c| &c.points);
     let first = all().map(|p| p.0).fold(f64::INFINITY, f64::min);
     let last = all().map(|p| p.0).fold(0.0, f64::max);
@@ -223,48 +146,18 @@ where
 }
 
 /// At the ticks, and what the axes show.
-fn labels<B: DrawingBackend>(
-    root: &DrawingArea<B, Shift>,
+fn labels(
+    root: &Canvas<'_>,
     sizes: &[f64],
     values: &[f64],
     place: &dyn Fn(f64, f64) -> (i32, i32),
     (first, step): (f64, f64),
-) -> Drawn
-where
-    B::ErrorType: 'static,
-{
-    let decimals = (0..6).find(|d| (step * 10f64.powi(*d)).fract().abs() < 1e-6).unwrap_or(6) as usize;
-    for x in sizes {
-        let (x, y) = (place(*x, 0.0), size::show(x.exp2().round() as u64));
-        let style = text(15, INK).pos(Pos::new(HPos::Center, VPos::Top));
-        root.draw(&Text::new(y, (x.0, x.1 + 10 * FINE), style))?;
-    }
-    for y in values {
-        let (x, at) = place(first, *y);
-        let style = text(15, INK).pos(Pos::new(HPos::Right, VPos::Center));
-        root.draw(&Text::new(format!("{y:.decimals$}"), (x - 10 * FINE, at), style))?;
-    }
-    let middle = (SIZE.0 as i32 + LEFT - RIGHT) / 2;
-    let below = text(16, GREY).pos(Pos::new(HPos::Center, VPos::Bottom));
-    root.draw(&Text::new("size", (middle, SIZE.1 as i32 - 12 * FINE), below))?;
-    let turned = ("sans-serif", 16 * FINE).into_font().transform(FontTransform::Rotate270).color(&GREY);
-    let turned = turned.pos(Pos::new(HPos::Center, VPos::Top));
-    root.draw(&Text::new("bandwidth, GB/s", (14 * FINE, (ABOVE + SIZE.1 as i32 - BELOW) / 2), turned))?;
-    Ok(())
-}
-
-fn png(svg: &str) -> Result<Vec<u8>, String> {
-    let mut options = usvg::Options { font_family: "DejaVu Sans".into(), ..usvg::Options::default() };
-    let fonts = Arc::make_mut(&mut options.fontdb);
-    fonts.load_font_data(dejavu::sans::regular().to_vec());
-    fonts.load_font_data(dejavu::sans::bold().to_vec());
-    fonts.set_sans_serif_family("DejaVu Sans");
-    let tree = usvg::Tree::from_str(svg, &options).map_err(|e| e.to_string())?;
-    let (width, height) = (SHOWN.0 as f32 * SCALE, SHOWN.1 as f32 * SCALE);
-    let mut pixels =
-        tiny_skia::Pixmap::new(width as u32, height as u32).ok_or("no memory for the picture")?;
-    resvg::render(&tree, tiny_skia::Transform::from_scale(SCALE, SCALE), &mut pixels.as_mut());
-    pixels.encode_png().map_err(|e| e.to_string())
+) -> Drawn {
+    let decimals = decimals(step);
+    let size = |x: &f64| (place(*x, 0.0), size::show(x.exp2().round() as u64));
+    let sizes: Vec<_> = sizes.iter().map(size).collect();
+    let values: Vec<_> = values.iter().map(|y| (place(first, *y), format!("{y:.decimals$}"))).collect();
+    draw::axes(root, ("size", &sizes), ("bandwidth, GB/s", &values))
 }
 
 #[cfg(test)]
@@ -281,14 +174,7 @@ mod tests {
             let plot = Plot { title: "a < b & c".into(), subtitle: "x".repeat(300), apart, in_place };
             let svg = plot.svg().unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-            assert!(png(&svg).unwrap().starts_with(b"\x89PNG"));
+            assert!(draw::png(&svg).unwrap().starts_with(b"\x89PNG"));
         }
-    }
-
-    #[test]
-    fn other_formats_are_refused() {
-        assert!(format(Path::new("a.PNG")).is_ok());
-        let e = format(Path::new("a.pdf")).unwrap_err().to_string();
-        assert!(e.contains(".svg") && e.contains(".png"));
     }
 }

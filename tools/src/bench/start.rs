@@ -11,10 +11,8 @@ use super::error::Error;
 use super::fault::{self, Fault};
 use super::options::{Options, Roots};
 use super::{remote, run};
-use crate::launch::{Bind, Ended, Event, Group, Output, Plan};
+use crate::launch::{Bind, Event, Failure, Group, Output, Plan, given};
 
-/// When a rank has failed, the others have so long to find out and say so.
-const GRACE: Duration = Duration::from_secs(3);
 /// How long ranks may take, beyond what calls may wait, to start and to tell what they have learnt.
 const LEARNING: Duration = Duration::from_secs(30);
 
@@ -22,7 +20,7 @@ const LEARNING: Duration = Duration::from_secs(30);
 pub fn run(options: &Options) -> Result<bool, Error> {
     let config = config(options)?;
     crate::log::init(&config.debug);
-    if let Some(launch) = launched()? {
+    if let Some(launch) = given()? {
         return one(options, &launch, &config);
     }
     if let Some((file, shell)) = &options.hosts {
@@ -58,19 +56,6 @@ fn config(options: &Options) -> Result<Config, Error> {
         Some(Transport::Local) | None => return Ok(config),
     };
     Ok(config.with("ND_TRANSPORT", transport)?)
-}
-
-/// The rank that a launcher gave this process, if one started it.
-fn launched() -> Result<Option<Launch>, Error> {
-    const RANKS: [&str; 5] = ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
-    match Launch::from_env() {
-        Ok(launch) => Ok(Some(launch)),
-        // A rank without a size is a launcher's mistake, not a wish to start ranks here.
-        Err(e) if RANKS.iter().any(|name| std::env::var_os(name).is_some_and(|v| !v.is_empty())) => {
-            Err(e.into())
-        }
-        Err(_) => Ok(None),
-    }
 }
 
 fn cores() -> usize {
@@ -134,13 +119,14 @@ fn processes(ranks: usize, faults: &[Fault], timeout: Duration) -> Result<bool, 
     if !faults.is_empty() {
         return struck(&mut group, ranks, faults, timeout);
     }
-    while group.running() > 0 {
-        let Event::Ended(ended) = group.wait(None, None) else { continue };
-        if ended.code() != 0 {
-            return failed(&mut group, &ended);
-        }
+    match group.wait_all() {
+        None => Ok(true),
+        Some(Failure { first, .. }) => match first.code() {
+            // It has said why.
+            code @ (1 | 2) if first.rank == 0 || code == 2 => Err(Error::Told(code as u8)),
+            _ => Err(Error::Machine(first.first())),
+        },
     }
-    Ok(true)
 }
 
 /// Waits for all that go on, which say what they know themselves, and tells how many named the right rank.
@@ -164,23 +150,6 @@ fn struck(group: &mut Group, ranks: usize, faults: &[Fault], timeout: Duration) 
     let (all, silent) = (survivors.len(), survivors.len() - ended);
     let late = if silent > 0 { format!("; {silent} said nothing and were ended") } else { String::new() };
     fault::verdict(right, all, faults, &late)
-}
-
-/// Waits until the others have said what they know, ends them, and tells who was first.
-fn failed(group: &mut Group, first: &Ended) -> Result<bool, Error> {
-    let until = Instant::now() + GRACE;
-    while group.running() > 0 && matches!(group.wait(None, Some(until)), Event::Ended(_)) {}
-    group.end(Duration::from_millis(200));
-    match first.code() {
-        // It has said why.
-        code @ (1 | 2) if first.rank == 0 || code == 2 => Err(Error::Told(code as u8)),
-        _ => Err(Error::Machine(format!(
-            "rank {} (pid {}) failed first: {}; the other ranks were ended; look at what it said above",
-            first.rank,
-            first.pid,
-            first.why()
-        ))),
-    }
 }
 
 fn threads(options: &Options, n: usize, config: &Config) -> Result<bool, Error> {

@@ -7,8 +7,8 @@ use nd_comm::config::{Config, Environment};
 use nd_topology::{Error, Result, edits};
 use serde::Serialize;
 
-use super::table::Table;
 use super::{put, put_json};
+use crate::table::Table;
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct EnvArgs {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use nd_comm::cost::Timeline;
 
-use super::micros;
+use crate::units::micros;
 
 const WIDTH: f64 = 1100.0;
 const LEFT: f64 = 300.0;

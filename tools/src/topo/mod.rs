@@ -11,7 +11,6 @@ mod rdma;
 mod rings;
 mod show;
 mod simulate;
-mod table;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -289,7 +288,7 @@ fn machines(name: Option<&str>, json: Option<&Path>) -> Result<()> {
             None => library::machine(name).map(|_| ()),
         };
     }
-    let mut t = table::Table::new(&["name", "machine"]);
+    let mut t = crate::table::Table::new(&["name", "machine"]);
     for name in library::names() {
         t.row([name.to_owned(), known(name).title]);
     }
@@ -325,35 +324,6 @@ fn plain_json(text: String) -> String {
     text.chars().map(escape).collect()
 }
 
-/// GB/s with three digits that matter.
-fn gbps(value: f64) -> String {
-    match value {
-        v if v >= 100.0 => format!("{v:.0}"),
-        v if v >= 1.0 => format!("{v:.1}"),
-        v => format!("{v:.2}"),
-    }
-}
-
-/// µs in the unit that reads best.
-fn micros(us: f64) -> String {
-    // An empty sum is -0.0.
-    match us + 0.0 {
-        u if u >= 1e6 => format!("{:.2} s", u / 1e6),
-        u if u >= 1e3 => format!("{:.2} ms", u / 1e3),
-        u => format!("{u:.1} µs"),
-    }
-}
-
-/// Bytes in decimal units, as link speeds are.
-fn bytes(n: f64) -> String {
-    match n {
-        n if n >= 1e9 => format!("{:.2} GB", n / 1e9),
-        n if n >= 1e6 => format!("{:.1} MB", n / 1e6),
-        n if n >= 1e3 => format!("{:.1} KB", n / 1e3),
-        n => format!("{n:.0} B"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -369,11 +339,5 @@ mod tests {
         {
             assert!(line.chars().count() <= 80, "{line}");
         }
-    }
-
-    #[test]
-    fn nothing_takes_no_negative_time() {
-        assert_eq!(micros([].iter().sum::<f64>()), "0.0 µs");
-        assert_eq!(micros(-0.0), "0.0 µs");
     }
 }

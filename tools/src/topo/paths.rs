@@ -10,8 +10,9 @@ use nd_topology::rdma::Library;
 use nd_topology::{Error, PathClass, Result};
 use serde::Serialize;
 
-use super::table::Table;
-use super::{From, Machine, gbps, put, put_json, ranks};
+use super::{From, Machine, put, put_json, ranks};
+use crate::table::Table;
+use crate::units::gbps;
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct PathsArgs {

@@ -8,8 +8,9 @@ use nd_topology::placement::{Mesh, Model, Placement, place};
 use nd_topology::{Result, providers};
 use serde::Serialize;
 
-use super::table::Table;
-use super::{From, bytes, gbps, micros, named, put, put_json};
+use super::{From, named, put, put_json};
+use crate::table::Table;
+use crate::units::{bytes, gbps, micros};
 
 pub(super) const EXAMPLES: &str = "Examples:
   nd-topo place --from dgx-h100 --mesh tp=4,dp_shard=2

@@ -12,7 +12,7 @@ use nd_topology::{Error, Result, System};
 use serde::Serialize;
 
 use super::printable;
-use super::table::Table;
+use crate::table::Table;
 
 /// What the settings say; options win.
 pub(super) struct Settings {

@@ -4,7 +4,7 @@ use nd_topology::model::Parent;
 use nd_topology::rdma::{LinkLayer, NodeType, RdmaDevice, RdmaPort};
 use nd_topology::{System, rdma};
 
-use super::table::Table;
+use crate::table::Table;
 
 /// With so few addresses all are shown.
 const FEW_GIDS: usize = 16;

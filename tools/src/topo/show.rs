@@ -12,8 +12,9 @@ use nd_topology::placement::Mesh;
 use nd_topology::search::{Settings, search};
 use nd_topology::{Error, Result};
 
-use super::table::Table;
-use super::{From, Machine, bytes, gbps, plain_json, printable, put};
+use super::{From, Machine, plain_json, printable, put};
+use crate::table::Table;
+use crate::units::{bytes, gbps};
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct ShowArgs {

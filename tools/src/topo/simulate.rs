@@ -12,10 +12,11 @@ use nd_topology::{Error, Result};
 use serde::Serialize;
 
 use super::place::read_cluster;
-use super::table::Table;
-use super::{gbps, load_picture, micros, named, put, put_json};
+use super::{load_picture, named, put, put_json};
 use crate::bench::collective::Bench;
 use crate::bench::size;
+use crate::table::Table;
+use crate::units::{gbps, micros};
 
 pub(super) const EXAMPLES: &str = "Examples:
   nd-topo simulate allreduce --size 1G --cluster dgx-h100 --hosts 1024

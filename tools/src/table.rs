@@ -1,7 +1,7 @@
 //! Plain tables: columns as wide as they need to be, numbers to the right.
 
 /// A table in the making.
-pub(super) struct Table {
+pub(crate) struct Table {
     head: Vec<String>,
     rows: Vec<Vec<String>>,
 }

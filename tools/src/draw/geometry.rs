@@ -52,6 +52,11 @@ pub fn scale(highest: f64) -> (f64, f64) {
     ((wanted / step).ceil() * step, step)
 }
 
+/// Digits after the point that ticks at this distance need.
+pub fn decimals(step: f64) -> usize {
+    (0..6).find(|d| (step * 10f64.powi(*d)).fract().abs() < 1e-6).unwrap_or(6) as usize
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

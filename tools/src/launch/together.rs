@@ -1,0 +1,85 @@
+//! Ranks that end together.
+
+use std::time::{Duration, Instant};
+
+use super::{Ended, Event, Group};
+
+/// When a rank has failed, the others have so long to find out and say so.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// What came of ranks of which one failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// The first that failed.
+    pub first: Ended,
+    /// The exit code of rank 0, if it failed by itself: it has said why.
+    pub rank_zero: Option<i32>,
+}
+
+impl Group {
+    /// Waits until all ranks have succeeded, or one has failed: then also until the others have said what they know, and ends
+    /// them.
+    pub fn wait_all(&mut self) -> Option<Failure> {
+        let first = loop {
+            if self.running() == 0 {
+                return None;
+            }
+            match self.wait(None, None) {
+                Event::Ended(ended) if ended.code() != 0 => break ended,
+                _ => {}
+            }
+        };
+        let mut failure = Failure { first, rank_zero: None };
+        failure.note(&first);
+        let until = Instant::now() + GRACE;
+        while self.running() > 0 {
+            match self.wait(None, Some(until)) {
+                Event::Ended(ended) => failure.note(&ended),
+                _ => break,
+            }
+        }
+        self.end(Duration::from_millis(200));
+        Some(failure)
+    }
+}
+
+impl Failure {
+    fn note(&mut self, ended: &Ended) {
+        if ended.rank == 0 {
+            self.rank_zero = ended.status.code().filter(|code| *code != 0);
+        }
+    }
+}
+
+impl Ended {
+    /// A sentence on the first of several ranks to fail.
+    pub fn first(&self) -> String {
+        format!(
+            "rank {} (pid {}) failed first: {}; the other ranks were ended; look at what it said above",
+            self.rank,
+            self.pid,
+            self.why()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::Plan;
+
+    fn failure(script: &str) -> Option<Failure> {
+        let mut plan = Plan::new("/bin/sh", 2);
+        plan.arguments = vec!["-c".into(), script.into()];
+        Group::spawn(&plan, 0).unwrap().wait_all()
+    }
+
+    #[test]
+    fn the_first_to_fail_and_what_rank_0_made_of_it() {
+        assert_eq!(failure("exit 0"), None);
+        let both = failure("test $RANK = 0 && sleep 0.3 && exit 1; exit 4").unwrap();
+        assert_eq!((both.first.rank, both.first.code(), both.rank_zero), (1, 4, Some(1)));
+        let killed = failure("test $RANK = 0 && exit 0; kill -9 $$").unwrap();
+        assert_eq!((killed.first.rank, killed.first.code(), killed.rank_zero), (1, 137, None));
+    }
+}

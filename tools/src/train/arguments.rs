@@ -1,0 +1,188 @@
+//! The command line, from the table of settings.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use nd_training::train::{Config, KEYS, Key};
+
+use super::error::Error;
+use super::plot;
+
+const EXAMPLES: &str = "\
+Examples:
+  nd-train
+      a small Llama on a text of its own, 2 ranks; writes nd-train.jsonl and nd-train.png
+  nd-train --data book.txt --mesh dp_shard=2,tp=2 --steps 300 --plot loss.png
+      four ranks: weights sharded over two, matrices divided over two
+  nd-train --init smollm2 --tokenizer smollm2/tokenizer.json --data book.txt --dtype bf16 --checkpoint-activations
+      from config.json and model.safetensors of a folder
+  nd-train --config train.toml lr=3e-4 mesh=dp_replicate=2,dp_shard=4
+      settings from a file, two of them replaced
+  nd-run -n 4 --nnodes 2 --node-rank 0 --rdzv node0:29500 -- nd-train --config train.toml
+      under a launcher (ours, torchrun, mpirun, srun) it starts nothing and takes its rank
+
+A configuration file is TOML with one line for each flag, such as seq-len = 256; a name that ends in .json is taken for
+DeepSpeed's. Stronger ones win: flags, KEY=VALUE, the file, what is in brackets here.
+
+Exit code: 0 after the last step, 1 if a rank failed or a loss was no number, 2 for settings that cannot be.";
+
+/// What nd-train does when it is told nothing.
+const ALONE: &str = "\
+ranks = 2
+mesh = \"dp_shard=2\"
+steps = 300
+micro-batch = 4
+lr = 3e-3
+schedule = \"cosine\"
+warmup = 20
+order = \"shuffled\"
+eval-data = \"made\"
+eval-every = 50
+metrics = \"nd-train.jsonl\"
+plot = \"nd-train.png\"
+";
+
+/// The flag for a configuration file, the one that prints, and the name of what stands alone.
+const FILE: &str = "config";
+const PRINT: &str = "print-config";
+const PAIRS: &str = "pairs";
+
+/// From the command line. What is wrong, or help, has been printed when there is nothing to run.
+pub fn read() -> Result<Config, ExitCode> {
+    let matches = command().try_get_matches().map_err(|e| {
+        let _ = e.print();
+        ExitCode::from(e.exit_code() as u8)
+    })?;
+    let config = taken(&matches).map_err(|e| {
+        eprintln!("error: {e}");
+        ExitCode::from(e.code())
+    })?;
+    if matches.get_flag(PRINT) {
+        print!("{}", config.to_toml());
+        return Err(ExitCode::SUCCESS);
+    }
+    Ok(config)
+}
+
+fn command() -> Command {
+    let default = Config::default();
+    let flag = |key: &'static Key| {
+        let shown = match (key.get)(&default) {
+            value if value.is_empty() => key.about.to_owned(),
+            value => format!("{} [{value}]", key.about),
+        };
+        let flag =
+            Arg::new(key.name).long(key.name).value_name(key.value).help(shown).help_heading(key.heading);
+        match key.value {
+            "BOOL" => flag.num_args(0..=1).default_missing_value("true"),
+            _ => flag.num_args(1).allow_hyphen_values(true),
+        }
+    };
+    let file = Arg::new(FILE).long(FILE).value_name("FILE").help("Take settings from this file");
+    let print =
+        Arg::new(PRINT).long(PRINT).action(ArgAction::SetTrue).help("Print all settings as TOML, and end");
+    let pairs =
+        Arg::new(PAIRS).value_name("KEY=VALUE").num_args(0..).help("Settings, by the names of the flags");
+    Command::new("nd-train")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Trains a Llama on a text with FSDP, HSDP, tensor and context parallelism, alone or together.")
+        .after_help(EXAMPLES)
+        .max_term_width(110)
+        .args_override_self(true)
+        .arg(pairs)
+        .arg(file)
+        .arg(print)
+        .args(KEYS.iter().map(flag))
+}
+
+fn taken(matches: &ArgMatches) -> Result<Config, Error> {
+    let mut config = Config::default();
+    let file = matches.get_one::<String>(FILE);
+    let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    let mut pairs: Vec<&str> =
+        matches.get_many::<String>(PAIRS).into_iter().flatten().map(String::as_str).collect();
+    let mut flags = Vec::new();
+    for key in KEYS {
+        match text(key.name) {
+            // `--prefetch lr=1`: the flag stands alone.
+            Some(pair) if key.value == "BOOL" && pair.contains('=') => {
+                flags.push((key.name, "true"));
+                pairs.push(pair);
+            }
+            Some(value) => flags.push((key.name, value)),
+            None => {}
+        }
+    }
+    let named = |name: &str| flags.iter().any(|(flag, _)| *flag == name);
+    if file.is_none() && !named("data") && !named("init") {
+        config.read_toml(ALONE)?;
+    }
+    if let Some(file) = file {
+        config.read_file(Path::new(file))?;
+    }
+    for pair in pairs {
+        let Some((name, value)) = pair.split_once('=') else {
+            return Err(Error::Usage(format!(
+                "{pair} is not KEY=VALUE; write such as lr=3e-4, or --lr 3e-4"
+            )));
+        };
+        config.set(name, value)?;
+    }
+    for (name, value) in flags {
+        config.set(name, value).map_err(|e| Error::Usage(format!("--{e}")))?;
+    }
+    if let Some(path) = &config.plot {
+        plot::format(path)?;
+    }
+    config.check()?;
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(arguments: &str) -> Result<Config, Error> {
+        let words = std::iter::once("nd-train").chain(arguments.split_whitespace());
+        taken(&command().try_get_matches_from(words).unwrap())
+    }
+
+    #[test]
+    fn the_command_is_well_formed_and_told_nothing_does_something() {
+        command().debug_assert();
+        let alone = config("").unwrap();
+        assert_eq!((alone.ranks, alone.steps), (Some(2), 300));
+        assert_eq!(config("--data x").unwrap().steps, Config::default().steps);
+        assert!(config("--data x").unwrap().metrics.is_none());
+    }
+
+    #[test]
+    fn flags_win_over_pairs_and_pairs_over_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("train.toml");
+        std::fs::write(&path, "lr = 1e-1\nsteps = 7\nseed = 3\n").unwrap();
+        let read = config(&format!("--config {} steps=8 lr=0.2 --lr 0.3", path.display())).unwrap();
+        assert_eq!((read.lr, read.steps, read.seed, read.ranks), (0.3, 8, 3, None));
+    }
+
+    #[test]
+    fn flags_without_a_value_are_true() {
+        let read =
+            config("--data x --checkpoint-activations --prefetch false --sequence-parallel lr=2 seed=4")
+                .unwrap();
+        assert!(read.checkpoint_activations && !read.prefetch && read.sequence_parallel);
+        assert_eq!((read.lr, read.seed), (2.0, 4));
+        assert_eq!(config("--data x --mesh dp_shard=-1,tp=2").unwrap().mesh, "dp_shard=-1,tp=2");
+    }
+
+    #[test]
+    fn mistakes_name_the_flag() {
+        let said = |arguments: &str| config(arguments).unwrap_err().to_string();
+        assert!(said("--lr fast").starts_with("--lr=fast: is no number"));
+        assert!(said("lr=fast").starts_with("lr=fast: is no number"));
+        assert!(said("fast").contains("KEY=VALUE"));
+        assert!(said("--plot loss.pdf").contains(".png"));
+        assert!(said("step=3").contains("did you mean steps"));
+    }
+}

@@ -1,0 +1,81 @@
+//! What can go wrong.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why nothing, or not everything, was trained.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The command line, a file or the environment asks for something that cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// The machine cannot do it.
+    #[error("{0}")]
+    Machine(String),
+    /// Training failed.
+    #[error("{0}")]
+    Training(#[from] nd_training::Error),
+    /// A file cannot be written.
+    #[error("cannot write {}: {source}; check {option}", .path.display())]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// The option that named it.
+        option: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Another rank has said it, or will.
+    #[error("told by another rank")]
+    Told(u8),
+    /// Nobody reads what is printed.
+    #[error("cannot write to standard output: {0}; check where it goes")]
+    Output(io::Error),
+}
+
+impl Error {
+    /// The exit code: 2 for what the user wrote, 1 for what happened.
+    pub fn code(&self) -> u8 {
+        use nd_training::Error::{Config, File, Mesh};
+        match self {
+            Error::Usage(_) | Error::Training(Config(_) | File { .. } | Mesh(_)) => 2,
+            Error::Training(nd_training::Error::Comm(nd_comm::Error::Config { .. })) => 2,
+            Error::Told(code) => *code,
+            _ => 1,
+        }
+    }
+
+    /// Whether all ranks know the same, so that it is enough if rank 0 tells it.
+    pub fn is_common(&self) -> bool {
+        self.code() == 2 || matches!(self, Error::Training(nd_training::Error::NotFinite { .. }))
+    }
+
+    /// Whether it only follows from another rank's.
+    pub fn is_echo(&self) -> bool {
+        use nd_comm::Error::{Aborted, Failed, PeerFailed, Timeout};
+        match self {
+            Error::Training(nd_training::Error::Comm(e)) => match e {
+                PeerFailed { .. } | Failed { .. } | Timeout { told_by: Some(_), .. } => true,
+                Aborted { rank, culprit, .. } => rank != culprit,
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// Whether there is nobody to tell, or nothing new to tell.
+    pub fn is_silent(&self) -> bool {
+        match self {
+            Error::Told(_) => true,
+            Error::Output(e) => e.kind() == io::ErrorKind::BrokenPipe,
+            _ => false,
+        }
+    }
+}
+
+impl From<nd_comm::Error> for Error {
+    fn from(error: nd_comm::Error) -> Error {
+        Error::Training(error.into())
+    }
+}

@@ -1,0 +1,37 @@
+//! `nd-train`: trains a Llama on a text, on one mesh of ranks or another.
+//!
+//! | file | what |
+//! |---|---|
+//! | `arguments` | the command line, from the table of settings |
+//! | `start` | ranks as processes, or this process as one rank of a launcher's |
+//! | `run` | what one rank does |
+//! | `report` | what rank 0 prints: the mesh before, rows meanwhile, what was sent after |
+//! | `plot` | the loss as a picture — *pure* but for writing files |
+
+mod arguments;
+mod error;
+mod plot;
+mod report;
+mod run;
+mod start;
+
+use std::process::ExitCode;
+
+pub use error::Error;
+
+/// The whole command.
+pub fn main() -> ExitCode {
+    let config = match arguments::read() {
+        Ok(config) => config,
+        Err(code) => return code,
+    };
+    match start::run(&config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            if !e.is_silent() {
+                eprintln!("error: {e}");
+            }
+            ExitCode::from(e.code())
+        }
+    }
+}

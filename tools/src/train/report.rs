@@ -1,0 +1,194 @@
+//! What rank 0 prints and writes: the mesh before, rows meanwhile, what was sent after.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write, stderr, stdout};
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use nd_training::train::{Config, Row, Trainer};
+
+use super::error::Error;
+use super::plot;
+use crate::table::Table;
+use crate::units::{bytes, gbps, micros};
+
+/// About so many rows are printed, whatever the number of steps.
+const PRINTED: u64 = 20;
+
+/// Of one run.
+pub struct Report {
+    config: Config,
+    title: String,
+    subtitle: String,
+    metrics: Option<BufWriter<File>>,
+    bar: Option<ProgressBar>,
+    rows: Vec<Row>,
+    began: Instant,
+}
+
+impl Report {
+    /// Says what will be done, by whom, and over which links.
+    pub fn begin(config: &Config, trainer: &mut Trainer) -> Result<Report, Error> {
+        let metrics = match &config.metrics {
+            None => None,
+            Some(path) => {
+                let failed = |source| Error::File { path: path.clone(), option: "--metrics", source };
+                Some(BufWriter::new(File::create(path).map_err(failed)?))
+            }
+        };
+        let mesh = trainer.groups().mesh();
+        let (ranks, parameters) = (mesh.world(), trainer.model().parameters());
+        let title = format!("Llama of {} parameters", count(parameters));
+        let subtitle = format!(
+            "{ranks} rank{}, {mesh}, zero={}, {}; {} sequences of {} tokens a step",
+            if ranks == 1 { "" } else { "s" },
+            config.zero,
+            config.dtype.as_str(),
+            trainer.batch(),
+            config.seq_len
+        );
+        let report = Report {
+            config: config.clone(),
+            title,
+            subtitle,
+            metrics,
+            bar: bar(config.steps),
+            rows: Vec::new(),
+            began: Instant::now(),
+        };
+        report.print(&format!("{}; {}\n{}", report.title, report.subtitle, table(trainer)))?;
+        report.print(&format!(
+            "{:>6}  {:>8}  {:>9}  {:>9}  {:>9}\n",
+            "step", "loss", "grad norm", "lr", "tokens/s"
+        ))?;
+        Ok(report)
+    }
+
+    /// A step is done.
+    pub fn row(&mut self, row: Row) -> Result<(), Error> {
+        if let (Some(file), Some(path)) = (&mut self.metrics, &self.config.metrics) {
+            let failed = |source| Error::File { path: path.clone(), option: "--metrics", source };
+            serde_json::to_writer(&mut *file, &row).map_err(|e| failed(e.into()))?;
+            // Whoever watches the file sees the row now.
+            file.write_all(b"\n").and_then(|()| file.flush()).map_err(failed)?;
+        }
+        self.rows.push(row);
+        let every = self.config.steps.div_ceil(PRINTED).max(1);
+        if row.step == 1 || row.step.is_multiple_of(every) || row.step == self.config.steps {
+            let eval = row.eval_loss.map_or(String::new(), |loss| format!("  other text {loss:.4}"));
+            let (lr, speed) = (format!("{:.2e}", row.lr), format!("{:.0}", row.tokens_per_s));
+            self.print(&format!(
+                "{:>6}  {:>8.4}  {:>9.3}  {lr:>9}  {speed:>9}{eval}\n",
+                row.step, row.loss, row.grad_norm
+            ))?;
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("loss {:.4}", row.loss));
+            bar.inc(1);
+        }
+        Ok(())
+    }
+
+    /// All steps are done.
+    pub fn finish(self, trainer: &Trainer) -> Result<(), Error> {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        let seconds = self.began.elapsed().as_secs_f64();
+        let mut text = format!("\n{}", sent(trainer, self.rows.len().max(1) as f64));
+        if let (Some(first), Some(last)) = (self.rows.first(), self.rows.last()) {
+            text += &format!(
+                "\nLoss {:.4} → {:.4} in {} steps and {seconds:.1} s, {:.1} ms a step.\n",
+                first.loss,
+                last.loss,
+                self.rows.len(),
+                seconds * 1000.0 / self.rows.len() as f64
+            );
+        }
+        if let Some(path) = &self.config.plot {
+            plot::write(path, &self.title, &self.subtitle, &self.rows)?;
+            text += &format!("Picture of the loss: {}\n", path.display());
+        }
+        if let Some(path) = &self.config.metrics {
+            text += &format!("A row for each step: {}\n", path.display());
+        }
+        self.print(&text)
+    }
+
+    fn print(&self, text: &str) -> Result<(), Error> {
+        let write = || {
+            let mut out = stdout().lock();
+            out.write_all(text.as_bytes()).and_then(|()| out.flush())
+        };
+        let written: io::Result<()> = match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        };
+        written.map_err(Error::Output)
+    }
+}
+
+/// On a terminal.
+fn bar(steps: u64) -> Option<ProgressBar> {
+    let bar = stderr()
+        .is_terminal()
+        .then(|| ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr()))?;
+    let style =
+        ProgressStyle::with_template("{bar:32.cyan} {pos}/{len}  {msg}  {elapsed} of about {duration}");
+    Some(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+}
+
+/// 851,968 → `0.85 million`.
+fn count(n: usize) -> String {
+    match n as f64 {
+        n if n >= 1e9 => format!("{:.2} billion", n / 1e9),
+        n => format!("{:.2} million", n / 1e6),
+    }
+}
+
+/// The groups, with the links under them and what is predicted for a step.
+fn table(trainer: &Trainer) -> String {
+    if trainer.predicted().is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&["group", "ranks", "groups", "links", "GB/s", "sends a step", "in", "what"]);
+    for p in trainer.predicted() {
+        table.row([
+            p.group.to_owned(),
+            p.size.to_string(),
+            p.groups.to_string(),
+            if p.between_hosts { "between hosts" } else { "inside a host" }.to_owned(),
+            gbps(p.gbps),
+            bytes(p.bytes),
+            micros(p.us),
+            p.what.clone(),
+        ]);
+    }
+    format!("\nPredicted, for each rank:\n{}\n", table.render())
+}
+
+/// What each group sent in a step, beside what was predicted.
+fn sent(trainer: &Trainer, steps: f64) -> String {
+    let entries = trainer.groups().ledger().entries();
+    if entries.is_empty() {
+        return "One rank, which sent nothing.\n".into();
+    }
+    let mut groups: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    for ((group, _), entry) in entries {
+        let (calls, sent) = groups.entry(group).or_default();
+        (*calls, *sent) = (*calls + entry.calls as f64 / steps, *sent + entry.bytes as f64 / steps);
+    }
+    let mut table = Table::new(&["group", "calls a step", "sent a step", "predicted"]);
+    for (group, (calls, sent)) in groups {
+        let predicted = trainer.predicted().iter().find(|p| p.group == group);
+        let predicted = predicted.map_or(String::new(), |p| bytes(p.bytes));
+        table.row([group.to_owned(), format!("{calls:.1}"), bytes(sent), predicted]);
+    }
+    let us: f64 = trainer.predicted().iter().map(|p| p.us).sum();
+    format!(
+        "Sent by rank 0:\n{}Predicted time for that: {} a step, with nothing hidden behind computation.\n",
+        table.render(),
+        micros(us)
+    )
+}

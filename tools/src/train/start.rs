@@ -1,0 +1,108 @@
+//! Ranks as processes, or this process as one rank of a launcher's.
+
+use nd_comm::launch::Launch;
+use nd_comm::prelude::Communicator;
+use nd_training::Mesh;
+use nd_training::train::Config;
+
+use super::error::Error;
+use super::run;
+use crate::launch::{Bind, Failure, Group, Output, Plan, given};
+
+/// How many threads a rank computes with, to candle and to the library under it.
+const THREADS: &str = "RAYON_NUM_THREADS";
+/// Ranks where neither --ranks nor the mesh says how many.
+const RANKS: usize = 2;
+/// The most that are tried for a mesh.
+const MOST: usize = 4096;
+
+/// Runs all ranks that are this process's business.
+pub fn run(config: &Config) -> Result<(), Error> {
+    let settings = nd_comm::config::Config::from_env()?;
+    crate::log::init(&settings.debug);
+    match given()? {
+        Some(launch) => one(config, &launch, &settings),
+        None => processes(config),
+    }
+}
+
+/// This process is one rank.
+fn one(config: &Config, launch: &Launch, settings: &nd_comm::config::Config) -> Result<(), Error> {
+    let trained = || {
+        if let Some(n) = config.ranks.filter(|n| *n != launch.world_size) {
+            let (launcher, size) = (launch.launcher, launch.world_size);
+            return Err(Error::Usage(format!(
+                "--ranks {n}: {launcher} started {size} ranks; leave --ranks out"
+            )));
+        }
+        let comm = Communicator::from_launch(launch, settings)?;
+        run::rank(&comm, config)
+    };
+    match trained() {
+        // Rank 0 speaks for all where all know the same, and where one has said it already.
+        Err(e) if launch.rank > 0 && (e.is_common() || e.is_echo()) => Err(Error::Told(e.code())),
+        result => result,
+    }
+}
+
+/// Starts this program again for each rank, on cores of its own where there are enough.
+fn processes(config: &Config) -> Result<(), Error> {
+    let ranks = ranks(config)?;
+    let program = std::env::current_exe().map_err(|e| {
+        Error::Machine(format!("cannot find this program to start ranks of it: {e}; is /proc mounted?"))
+    })?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut plan = Plan::new(program, ranks);
+    plan.arguments = std::env::args_os().skip(1).collect();
+    plan.output = Output::Inherited;
+    if ranks <= cores {
+        plan.bind = Bind::Core;
+    }
+    if std::env::var_os(THREADS).is_none() {
+        plan.environment.push((THREADS.into(), (cores / ranks).max(1).to_string().into()));
+    }
+    let mut group = Group::spawn(&plan, 0).map_err(|e| Error::Machine(e.to_string()))?;
+    match group.wait_all() {
+        None => Ok(()),
+        Some(Failure { first, rank_zero }) => match first.code() {
+            // It has said why, or leaves it to rank 0, which has.
+            code @ (1 | 2) if code == 2 || rank_zero == Some(code) => Err(Error::Told(code as u8)),
+            _ => Err(Error::Machine(first.first())),
+        },
+    }
+}
+
+/// What --ranks says, else what the mesh needs: two if it can be filled with two, or as few as it can.
+fn ranks(config: &Config) -> Result<usize, Error> {
+    if let Some(ranks) = config.ranks {
+        Mesh::parse(&config.mesh, ranks)?;
+        return Ok(ranks);
+    }
+    let fits = |ranks: &usize| Mesh::parse(&config.mesh, *ranks).is_ok();
+    match std::iter::once(RANKS).chain(1..=MOST).find(fits) {
+        Some(ranks) => Ok(ranks),
+        // Says what is wrong with it.
+        None => Err(Mesh::parse(&config.mesh, RANKS).map_or_else(Error::from, |_| {
+            Error::Usage(format!("--mesh {}: needs more than {MOST} ranks; use a launcher", config.mesh))
+        })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mesh_says_how_many_ranks() {
+        let of = |mesh: &str, given: Option<usize>| {
+            ranks(&Config { mesh: mesh.into(), ranks: given, ..Config::default() }).map_err(|e| e.to_string())
+        };
+        assert_eq!(of("dp_shard=-1", None), Ok(2));
+        assert_eq!(of("dp_shard=2,tp=2", None), Ok(4));
+        assert_eq!(of("tp=3,dp_shard=-1", None), Ok(3));
+        assert_eq!(of("dp_shard=1", None), Ok(1));
+        assert_eq!(of("dp_shard=-1", Some(3)), Ok(3));
+        assert!(of("tp=2", Some(3)).unwrap_err().contains("3"));
+        assert!(of("pp=2", None).unwrap_err().contains("pp"));
+    }
+}

@@ -1,0 +1,223 @@
+//! nd-train with real processes.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nd_tests::hosts::Hosts;
+use rustix::process::{Pid, Signal, kill_process};
+
+const TRAIN: &str = env!("CARGO_BIN_EXE_nd-train");
+
+/// A model that is trained in a moment: 8 sequences of 32 tokens a step.
+const SMALL: &[&str] = &[
+    "hidden=32",
+    "layers=2",
+    "heads=4",
+    "kv-heads=2",
+    "ffn=48",
+    "seq-len=32",
+    "batch=8",
+    "steps=6",
+    "lr=3e-3",
+    "seed=5",
+    "clip=0.5",
+    "weight-decay=0.1",
+];
+
+fn nd_train(folder: &Path, settings: &[&str]) -> Command {
+    let mut command = Command::new(TRAIN);
+    let data = folder.join("text.txt");
+    if !data.exists() {
+        std::fs::write(&data, nd_training::data::text::generate(9, 20_000)).unwrap();
+    }
+    command.current_dir(folder).arg("--data").arg(data).args(SMALL).args(settings).stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Losses and norms, by step.
+fn losses(folder: &Path, settings: &[&str]) -> Vec<(f64, f64)> {
+    let output = nd_train(folder, settings).args(["--metrics", "m.jsonl"]).output().unwrap();
+    assert!(output.status.success(), "{settings:?}\n{}{}", text(&output.stdout), text(&output.stderr));
+    let rows = std::fs::read_to_string(folder.join("m.jsonl")).unwrap();
+    let rows: Vec<serde_json::Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    rows.iter()
+        .enumerate()
+        .map(|(i, row)| {
+            assert_eq!(row["step"], i as u64 + 1);
+            assert!(row["tokens_per_s"].as_f64().unwrap() > 0.0);
+            assert!(row["lr"].as_f64().unwrap() > 0.0);
+            (row["loss"].as_f64().unwrap(), row["grad_norm"].as_f64().unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn every_mesh_learns_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = losses(folder.path(), &["mesh=dp_shard=1"]);
+    assert!(one.len() == 6 && one[5].0 < one[0].0 && (one[0].0 - 256f64.ln()).abs() < 0.2, "{one:?}");
+    for mesh in [
+        "dp_shard=2",
+        "dp_replicate=2",
+        "tp=2",
+        "cp=2",
+        "dp_shard=2,tp=2",
+        "dp_shard=2,cp=2",
+        "dp_replicate=2,tp=2",
+        "dp_replicate=2,dp_shard=2",
+        "cp=2,tp=2",
+    ] {
+        let many = losses(folder.path(), &[&format!("mesh={mesh}")]);
+        for (step, (a, b)) in one.iter().zip(&many).enumerate() {
+            let (loss, norm) = ((a.0 / b.0 - 1.0).abs(), (a.1 / b.1 - 1.0).abs());
+            assert!(loss < 1e-5 && norm < 1e-4, "{mesh}, step {}: {a:?} {b:?}", step + 1);
+        }
+    }
+}
+
+#[test]
+fn accumulation_and_sharding_do_not_change_what_is_learnt() {
+    let folder = tempfile::tempdir().unwrap();
+    let fsdp = losses(folder.path(), &["mesh=dp_shard=2", "accumulation=2"]);
+    for zero in ["zero=0", "zero=1", "zero=2"] {
+        let other = losses(
+            folder.path(),
+            &["mesh=dp_shard=2", "accumulation=2", "reduce-each-micro-batch=true", zero],
+        );
+        assert_eq!(fsdp, other, "{zero}");
+    }
+    let checkpointed =
+        losses(folder.path(), &["mesh=dp_shard=2", "accumulation=2", "checkpoint-activations=true"]);
+    assert_eq!(fsdp, checkpointed);
+    let bf16 = losses(folder.path(), &["mesh=dp_shard=2", "dtype=bf16"]);
+    let f16 = losses(folder.path(), &["mesh=dp_shard=2", "dtype=f16"]);
+    for (a, b) in fsdp.iter().zip(bf16.iter().zip(&f16)) {
+        assert!((a.0 / b.0.0 - 1.0).abs() < 2e-2 && (a.0 / b.1.0 - 1.0).abs() < 2e-2, "{a:?} {b:?}");
+    }
+}
+
+fn refused(settings: &[&str], code: i32, words: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = nd_train(folder.path(), settings).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{settings:?}: {said}");
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert!(errors.len() == 1 && words.iter().all(|word| errors[0].contains(word)), "{settings:?}: {said}");
+}
+
+#[test]
+fn what_cannot_be_is_one_sentence_with_the_numbers() {
+    refused(&["mesh=tp=3", "ranks=2"], 2, &["3", "2"]);
+    refused(&["mesh=tp=4"], 2, &["tp=4", "num_key_value_heads=2", "kv_replicas"]);
+    refused(&["mesh=tp=3"], 2, &["tp=3", "heads"]);
+    refused(&["batch=9", "mesh=dp_shard=2"], 2, &["batch=9", "2"]);
+    refused(&["warmup=7"], 2, &["warmup=7", "steps=6"]);
+    refused(&["--data", "missing.txt"], 2, &["missing.txt", "cannot be read"]);
+    refused(&["--init", "nowhere"], 2, &["nowhere", "config.json"]);
+    refused(&["--tokenizer", "nothing.json"], 2, &["nothing.json"]);
+    refused(&["step=3"], 2, &["did you mean steps?"]);
+    refused(&["mesh=dp_shard=2", "reshard=3"], 2, &["3", "2"]);
+}
+
+#[test]
+fn a_loss_that_is_no_number_stops_with_step_and_rank() {
+    refused(&["lr=1e30", "clip=0", "mesh=dp_shard=2"], 1, &["step ", "rank ", "--lr"]);
+}
+
+/// The processes whose parent is this one.
+fn children(parent: u32) -> Vec<Pid> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let own = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect::<Vec<_>>());
+        let of = fields.and_then(|fields| fields.get(1)?.parse::<u32>().ok());
+        if of == Some(parent) && own.starts_with("nd-train") {
+            found.extend(Pid::from_raw(pid));
+        }
+    }
+    found
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_job_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = nd_train(folder.path(), &["mesh=dp_shard=2", "steps=1000000", "--metrics", "m.jsonl"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while std::fs::metadata(folder.path().join("m.jsonl")).map_or(0, |m| m.len()) == 0 {
+        assert!(Instant::now() < until, "no step is done");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ranks = children(child.id());
+    assert_eq!(ranks.len(), 2);
+    let environment = |pid: Pid| std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).unwrap();
+    let second = ranks.into_iter().find(|pid| text(&environment(*pid)).split('\0').any(|v| v == "RANK=1"));
+    kill_process(second.unwrap(), Signal::KILL).unwrap();
+    let output: Output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("rank 1") && said.contains("SIGKILL"), "{said}");
+}
+
+#[test]
+fn under_a_launcher_it_takes_its_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = losses(folder.path(), &["mesh=dp_shard=2"]);
+    let train = nd_train(folder.path(), &["mesh=dp_shard=2", "--metrics", "n.jsonl"]);
+    let output = Command::new(env!("CARGO_BIN_EXE_nd-run"))
+        .current_dir(folder.path())
+        .args(["-n", "2", "--no-prefix", "--", TRAIN])
+        .args(train.get_args())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows = std::fs::read_to_string(folder.path().join("n.jsonl")).unwrap();
+    assert_eq!(rows.lines().count(), own.len());
+    assert_eq!(text(&output.stdout).matches("dp_shard=2, zero=3").count(), 1);
+}
+
+#[test]
+fn tensor_parallelism_stays_inside_hosts() {
+    let Some(hosts) = Hosts::new("tensor_parallelism_stays_inside_hosts", 2) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let train = nd_train(folder.path(), &["mesh=dp_shard=2,tp=2"]);
+    let start = |host: usize| {
+        let mut command: Command = hosts.command(host, env!("CARGO_BIN_EXE_nd-run"));
+        command
+            .args(["-n", "2", "--nnodes", "2", "--node-rank", &host.to_string(), "--no-prefix"])
+            .args(["--rdzv", &format!("{}:29800", hosts.v4(0)), "--", TRAIN])
+            .args(train.get_args())
+            .current_dir(folder.path())
+            .env("ND_SECRET", "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let children = [0, 1].map(start);
+    let outputs = children.map(|child| child.wait_with_output().unwrap());
+    assert!(
+        outputs.iter().all(|o| o.status.success()),
+        "{}{}",
+        text(&outputs[0].stderr),
+        text(&outputs[1].stderr)
+    );
+    let said = text(&outputs[0].stdout);
+    let row =
+        |axis: &str| said.lines().find(|line| line.starts_with(axis)).unwrap_or_else(|| panic!("{said}"));
+    assert!(row("tp ").contains("inside a host") && row("fsdp ").contains("between hosts"), "{said}");
+}

@@ -1,0 +1,411 @@
+//! What a Llama is like: read from a `config.json` as Hugging Face writes it.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+use crate::model::Init;
+use crate::ops::Scaling;
+
+/// The numbers of a model, under Hugging Face's names. The default is a small one for bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// How many tokens there are.
+    pub vocab_size: usize,
+    /// Channels between blocks.
+    pub hidden_size: usize,
+    /// Channels inside a block's feed-forward part.
+    pub intermediate_size: usize,
+    /// Blocks.
+    pub num_hidden_layers: usize,
+    /// Heads that ask.
+    pub num_attention_heads: usize,
+    /// Heads that are asked: each by as many of the others.
+    pub num_key_value_heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// The longest sequence the model is made for.
+    pub max_position_embeddings: usize,
+    /// What is added to a mean square.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// How rotary frequencies are stretched.
+    pub rope_scaling: Scaling,
+    /// Whether the embedding is the head too.
+    pub tie_word_embeddings: bool,
+    /// Standard deviation of matrices before training.
+    pub initializer_range: f64,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            vocab_size: 256,
+            hidden_size: 128,
+            intermediate_size: 352,
+            num_hidden_layers: 4,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            head_dim: 32,
+            max_position_embeddings: 2048,
+            rms_norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            rope_scaling: Scaling::Default,
+            tie_word_embeddings: true,
+            initializer_range: 0.02,
+        }
+    }
+}
+
+impl Config {
+    /// Reads `config.json` in a directory.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be read, or describes what is not a Llama.
+    pub fn open(dir: &Path) -> Result<Config> {
+        let path = dir.join("config.json");
+        let error = |problem| Error::File { path: path.clone(), problem };
+        let text = std::fs::read_to_string(&path).map_err(|e| error(e.to_string()))?;
+        Config::from_json(&text).map_err(|e| error(e.to_string()))
+    }
+
+    /// Reads the text of a `config.json`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the key: one is missing, or says what this Llama cannot do, or two do not fit together.
+    pub fn from_json(text: &str) -> Result<Config> {
+        let root: Value = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
+        let root = root.as_object().ok_or_else(|| Error::Config("not a JSON object".into()))?;
+        let keys = Keys { map: root };
+        keys.only_llama()?;
+        let hidden_size = keys.required("hidden_size")?;
+        let num_attention_heads = keys.required("num_attention_heads")?;
+        let config = Config {
+            vocab_size: keys.required("vocab_size")?,
+            hidden_size,
+            intermediate_size: keys.required("intermediate_size")?,
+            num_hidden_layers: keys.required("num_hidden_layers")?,
+            num_attention_heads,
+            num_key_value_heads: keys.count("num_key_value_heads")?.unwrap_or(num_attention_heads),
+            head_dim: keys.count("head_dim")?.unwrap_or(hidden_size / num_attention_heads.max(1)),
+            max_position_embeddings: keys.count("max_position_embeddings")?.unwrap_or(2048),
+            rms_norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
+            rope_theta: keys.rope_theta()?,
+            rope_scaling: keys.rope_scaling()?,
+            tie_word_embeddings: keys.flag("tie_word_embeddings")?,
+            initializer_range: keys.number("initializer_range")?.unwrap_or(0.02),
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The text of a `config.json` that gives this again, and that Hugging Face's libraries read too.
+    pub fn to_json(&self) -> String {
+        let scaling = match self.rope_scaling {
+            Scaling::Default => Value::Null,
+            scaling => json!(scaling),
+        };
+        let value = json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "attention_bias": false,
+            "mlp_bias": false,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": scaling,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "initializer_range": self.initializer_range,
+        });
+        format!("{value:#}\n")
+    }
+
+    /// Whether the numbers fit together.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the numbers.
+    pub fn check(&self) -> Result<()> {
+        let counts = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+        ];
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        let problem = if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
+            format!("{name}=0; it is at least 1")
+        } else if !heads.is_multiple_of(kv_heads) {
+            format!(
+                "num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}: \
+                 each key and value head serves as many heads"
+            )
+        } else if !(self.rms_norm_eps >= 0.0 && self.rms_norm_eps.is_finite()) {
+            format!("rms_norm_eps={}; it is a small number, 1e-5 for example", self.rms_norm_eps)
+        } else if !(self.initializer_range >= 0.0 && self.initializer_range.is_finite()) {
+            format!("initializer_range={}; it is a small number, 0.02 for example", self.initializer_range)
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(problem))
+    }
+
+    /// All tensors of the model, in the order of their units: name, shape, and what it holds before training.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>, Init)> {
+        let hidden = self.hidden_size;
+        let matrix = Init::Normal(self.initializer_range);
+        let mut tensors = vec![(EMBEDDING.to_owned(), vec![self.vocab_size, hidden], matrix)];
+        for layer in 0..self.num_hidden_layers {
+            for tensor in LayerTensor::ALL {
+                let init = if tensor.is_norm() { Init::Ones } else { matrix };
+                tensors.push((tensor.name(layer), tensor.shape(self), init));
+            }
+        }
+        tensors.push((NORM.to_owned(), vec![hidden], Init::Ones));
+        if !self.tie_word_embeddings {
+            tensors.push((HEAD.to_owned(), vec![self.vocab_size, hidden], matrix));
+        }
+        tensors
+    }
+
+    /// How many numbers the model has.
+    pub fn parameters(&self) -> usize {
+        self.tensors().iter().map(|(_, shape, _)| shape.iter().product::<usize>()).sum()
+    }
+}
+
+/// The embedding's name.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The last norm's name.
+pub(crate) const NORM: &str = "model.norm.weight";
+/// The head's name.
+pub(crate) const HEAD: &str = "lm_head.weight";
+
+/// The tensors of a block, in the order in which its stage gets them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LayerTensor {
+    AttentionNorm,
+    Query,
+    Key,
+    Value,
+    Output,
+    FeedForwardNorm,
+    Gate,
+    Up,
+    Down,
+}
+
+impl LayerTensor {
+    pub(crate) const ALL: [LayerTensor; 9] = [
+        LayerTensor::AttentionNorm,
+        LayerTensor::Query,
+        LayerTensor::Key,
+        LayerTensor::Value,
+        LayerTensor::Output,
+        LayerTensor::FeedForwardNorm,
+        LayerTensor::Gate,
+        LayerTensor::Up,
+        LayerTensor::Down,
+    ];
+
+    pub(crate) fn is_norm(self) -> bool {
+        matches!(self, LayerTensor::AttentionNorm | LayerTensor::FeedForwardNorm)
+    }
+
+    pub(crate) fn name(self, layer: usize) -> String {
+        let name = match self {
+            LayerTensor::AttentionNorm => "input_layernorm",
+            LayerTensor::Query => "self_attn.q_proj",
+            LayerTensor::Key => "self_attn.k_proj",
+            LayerTensor::Value => "self_attn.v_proj",
+            LayerTensor::Output => "self_attn.o_proj",
+            LayerTensor::FeedForwardNorm => "post_attention_layernorm",
+            LayerTensor::Gate => "mlp.gate_proj",
+            LayerTensor::Up => "mlp.up_proj",
+            LayerTensor::Down => "mlp.down_proj",
+        };
+        format!("model.layers.{layer}.{name}.weight")
+    }
+
+    pub(crate) fn shape(self, config: &Config) -> Vec<usize> {
+        let hidden = config.hidden_size;
+        let heads = config.num_attention_heads * config.head_dim;
+        let kv_heads = config.num_key_value_heads * config.head_dim;
+        match self {
+            LayerTensor::AttentionNorm | LayerTensor::FeedForwardNorm => vec![hidden],
+            LayerTensor::Query => vec![heads, hidden],
+            LayerTensor::Key | LayerTensor::Value => vec![kv_heads, hidden],
+            LayerTensor::Output => vec![hidden, heads],
+            LayerTensor::Gate | LayerTensor::Up => vec![config.intermediate_size, hidden],
+            LayerTensor::Down => vec![hidden, config.intermediate_size],
+        }
+    }
+}
+
+/// A JSON object, whose keys may be absent or null.
+struct Keys<'a> {
+    map: &'a Map<String, Value>,
+}
+
+impl Keys<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    fn count(&self, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
+        count.map(Some).ok_or_else(|| Error::Config(format!("{key}: {value} is not a count")))
+    }
+
+    fn required(&self, key: &str) -> Result<usize> {
+        self.count(key)?.ok_or_else(|| Error::Config(format!("{key} is missing")))
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_f64().map(Some).ok_or_else(|| Error::Config(format!("{key}: {value} is not a number")))
+    }
+
+    fn flag(&self, key: &str) -> Result<bool> {
+        let Some(value) = self.get(key) else { return Ok(false) };
+        value.as_bool().ok_or_else(|| Error::Config(format!("{key}: {value} is not true or false")))
+    }
+
+    /// Refuses what would be computed otherwise than here.
+    fn only_llama(&self) -> Result<()> {
+        let other = |key: &str, value: &Value, only: &str| {
+            Err(Error::Config(format!("{key}: {value}; this is a Llama with {key} {only}")))
+        };
+        for (key, only) in [("model_type", "llama"), ("hidden_act", "silu")] {
+            match self.get(key) {
+                Some(value) if value.as_str() != Some(only) => return other(key, value, only),
+                _ => {}
+            }
+        }
+        for key in ["attention_bias", "mlp_bias", "rope_interleaved"] {
+            if self.flag(key)? {
+                return other(key, &Value::Bool(true), "false");
+            }
+        }
+        for (key, only) in [("attention_dropout", 0.0), ("partial_rotary_factor", 1.0)] {
+            match self.number(key)? {
+                Some(number) if number != only => return other(key, &json!(number), &only.to_string()),
+                _ => {}
+            }
+        }
+        match self.get("quantization_config") {
+            Some(value) => other("quantization_config", value, "absent"),
+            None => Ok(()),
+        }
+    }
+
+    /// `rope_parameters` in newer files, `rope_scaling` in older ones.
+    fn rope(&self) -> Option<&Map<String, Value>> {
+        ["rope_parameters", "rope_scaling"].iter().find_map(|key| self.get(key)?.as_object())
+    }
+
+    fn rope_theta(&self) -> Result<f64> {
+        let inside = match self.rope() {
+            Some(map) => Keys { map }.number("rope_theta")?,
+            None => None,
+        };
+        Ok(inside.or(self.number("rope_theta")?).unwrap_or(10_000.0))
+    }
+
+    fn rope_scaling(&self) -> Result<Scaling> {
+        let Some(map) = self.rope() else { return Ok(Scaling::Default) };
+        let mut map = map.clone();
+        if let Some(kind) = map.remove("type") {
+            map.entry("rope_type").or_insert(kind);
+        }
+        map.entry("rope_type").or_insert_with(|| json!("default"));
+        let text = Value::Object(map.clone());
+        serde_json::from_value(Value::Object(map)).map_err(|e| {
+            Error::Config(format!("rope_scaling: {text}: {e}; rope_type is default, linear or llama3"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = r#"{
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 576,
+        "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "vocab_size": 49152, "rms_norm_eps": 1e-05, "rope_theta": 100000, "rope_scaling": null,
+        "rope_interleaved": false, "max_position_embeddings": 8192, "tie_word_embeddings": true,
+        "attention_bias": false, "torch_dtype": "bfloat16", "is_llama_config": true
+    }"#;
+
+    fn with(change: &str) -> Result<Config> {
+        let mut value: Value = serde_json::from_str(SMALL).unwrap();
+        let change: Value = serde_json::from_str(change).unwrap();
+        for (key, new) in change.as_object().unwrap() {
+            value[key] = new.clone();
+        }
+        Config::from_json(&value.to_string())
+    }
+
+    #[test]
+    fn a_published_model_has_its_published_size() {
+        let config = Config::from_json(SMALL).unwrap();
+        assert_eq!((config.head_dim, config.rope_theta), (64, 1e5));
+        assert_eq!(config.tensors().len(), 272);
+        assert_eq!(config.parameters(), 134_515_008);
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let stretched = Scaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192,
+        };
+        for rope_scaling in [Scaling::Default, Scaling::Linear { factor: 2.0 }, stretched] {
+            let config = Config { rope_scaling, tie_word_embeddings: false, ..Config::default() };
+            assert_eq!(Config::from_json(&config.to_json()).unwrap(), config);
+        }
+    }
+
+    #[test]
+    fn both_ways_to_say_rope_are_understood() {
+        let old = with(r#"{"rope_scaling": {"type": "linear", "factor": 2.0}}"#).unwrap();
+        assert_eq!((old.rope_scaling, old.rope_theta), (Scaling::Linear { factor: 2.0 }, 1e5));
+        let new = with(r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}"#).unwrap();
+        assert_eq!((new.rope_scaling, new.rope_theta), (Scaling::Default, 5e5));
+    }
+
+    #[test]
+    fn what_is_no_llama_is_refused_by_key_and_value() {
+        for (change, words) in [
+            (r#"{"model_type": "gemma"}"#, "gemma"),
+            (r#"{"hidden_act": "gelu"}"#, "hidden_act"),
+            (r#"{"attention_bias": true}"#, "attention_bias"),
+            (r#"{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}"#, "yarn"),
+            (r#"{"quantization_config": {"bits": 4}}"#, "quantization_config"),
+            (r#"{"hidden_size": null}"#, "hidden_size is missing"),
+            (r#"{"vocab_size": "many"}"#, "vocab_size"),
+            (r#"{"num_key_value_heads": 2}"#, "num_key_value_heads=2 does not divide num_attention_heads=9"),
+            (r#"{"num_hidden_layers": 0}"#, "num_hidden_layers=0"),
+        ] {
+            let error = with(change).unwrap_err().to_string();
+            assert!(error.contains(words), "{change}: {error}");
+        }
+        assert!(Config::from_json("[1]").unwrap_err().to_string().contains("object"));
+    }
+}

@@ -1,0 +1,29 @@
+//! The Llama family: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+//!
+//! A [`Config`] comes from a Hugging Face `config.json`, a [`Llama`] is that model under tensor and context parallelism,
+//! a [`Batch`] what one rank computes with, and [`Weights`] what parameters hold before training.
+//!
+//! | file | what |
+//! |---|---|
+//! | `config` | the numbers of a model, and its tensors |
+//! | `split` | which rank has which heads and channels — *pure* |
+//! | `model` | units and stages |
+//! | `batch` | tokens, labels, positions |
+//! | `weights` | random or from files, and to files |
+
+mod batch;
+mod config;
+mod model;
+#[cfg(test)]
+mod plain;
+mod split;
+#[cfg(test)]
+mod tests;
+pub mod weights;
+
+pub use batch::Batch;
+pub use config::Config;
+pub use model::{Llama, Options};
+pub use weights::Weights;
+
+pub use crate::tensor_parallel::IGNORE;

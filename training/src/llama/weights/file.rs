@@ -1,0 +1,344 @@
+//! A model in the safetensors format.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, Metadata};
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::llama::Config;
+use crate::llama::config::HEAD;
+
+/// Longest header that is read: that of the format's own library.
+const LONGEST_HEADER: u64 = 100_000_000;
+/// Bytes that are read at a time.
+const PIECE: usize = 1 << 20;
+/// Names that a message lists.
+const NAMES: usize = 5;
+
+/// Open files, and where the tensors of a model lie in them.
+pub(super) struct Checkpoint {
+    config: Config,
+    dir: PathBuf,
+    files: Vec<(PathBuf, File)>,
+    tensors: BTreeMap<String, Stored>,
+}
+
+struct Stored {
+    file: usize,
+    shape: Vec<usize>,
+    dtype: Dtype,
+    /// Where it begins in the file, in bytes.
+    start: u64,
+}
+
+/// The part of `model.safetensors.index.json` that matters.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    pub fn open(dir: &Path) -> Result<Checkpoint> {
+        let config = Config::open(dir)?;
+        let mut checkpoint =
+            Checkpoint { config, dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        let (single, index) = (dir.join("model.safetensors"), dir.join("model.safetensors.index.json"));
+        if index.exists() {
+            checkpoint.read_index(&index)?;
+        } else if single.exists() {
+            checkpoint.read_header(&single)?;
+        } else {
+            return Err(file_error(
+                dir,
+                "neither model.safetensors nor model.safetensors.index.json is here",
+            ));
+        }
+        checkpoint.check()?;
+        Ok(checkpoint)
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn read_index(&mut self, path: &Path) -> Result<()> {
+        let text = std::fs::read_to_string(path).map_err(|e| file_error(path, e))?;
+        let index: Index = serde_json::from_str(&text).map_err(|e| file_error(path, e))?;
+        for name in index.weight_map.values().collect::<BTreeSet<_>>() {
+            if Path::new(name).components().count() != 1 || Path::new(name).file_name().is_none() {
+                return Err(file_error(path, format!("{name:?} is not the name of a file beside it")));
+            }
+            self.read_header(&self.dir.join(name))?;
+        }
+        for (tensor, file) in &index.weight_map {
+            let found = self.tensors.get(tensor).map(|stored| &self.files[stored.file].0);
+            if found != Some(&self.dir.join(file)) {
+                return Err(file_error(path, format!("{tensor} is not in {file}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn read_header(&mut self, path: &Path) -> Result<()> {
+        let error = |problem: String| file_error(path, problem);
+        let file = File::open(path).map_err(|e| error(e.to_string()))?;
+        let length = file.metadata().map_err(|e| error(e.to_string()))?.len();
+        let mut size = [0; 8];
+        file.read_exact_at(&mut size, 0)
+            .map_err(|_| error(format!("{length} bytes are no safetensors file")))?;
+        let size = u64::from_le_bytes(size);
+        if size > LONGEST_HEADER || size > length.saturating_sub(8) {
+            return Err(error(format!(
+                "its header has {size} bytes and the file {length}: it is no safetensors file"
+            )));
+        }
+        let mut header = vec![0; size as usize];
+        file.read_exact_at(&mut header, 8).map_err(|e| error(e.to_string()))?;
+        let metadata: Metadata =
+            serde_json::from_slice(&header).map_err(|e| error(format!("its header: {e}")))?;
+        let expected = 8 + size + metadata.data_len() as u64;
+        if length != expected {
+            return Err(error(format!("it has {length} bytes and should have {expected}: copy it again")));
+        }
+        for (name, info) in metadata.tensors() {
+            let stored = Stored {
+                file: self.files.len(),
+                shape: info.shape.clone(),
+                dtype: info.dtype,
+                start: 8 + size + info.data_offsets.0 as u64,
+            };
+            if self.tensors.insert(name.clone(), stored).is_some() {
+                return Err(error(format!("{name} is in another file too")));
+            }
+        }
+        self.files.push((path.to_owned(), file));
+        Ok(())
+    }
+
+    /// Whether the tensors are those of the model.
+    fn check(&self) -> Result<()> {
+        let wanted = self.config.tensors();
+        let mut problems = Vec::new();
+        let mut list = |what: &str, names: Vec<String>| {
+            if !names.is_empty() {
+                let more = if names.len() > NAMES { ", …" } else { "" };
+                let shown = &names[..names.len().min(NAMES)];
+                problems.push(format!("{} {what}: {}{more}", names.len(), shown.join(", ")));
+            }
+        };
+        let missing = wanted.iter().filter(|(name, ..)| !self.tensors.contains_key(name));
+        list("missing", missing.map(|(name, ..)| name.clone()).collect());
+        let names: BTreeSet<&str> = wanted.iter().map(|(name, ..)| name.as_str()).collect();
+        let surplus = self.tensors.keys().filter(|name| !names.contains(name.as_str()) && !self.spare(name));
+        list("too many", surplus.cloned().collect());
+        let other = wanted.iter().filter_map(|(name, shape, _)| {
+            let stored = self.tensors.get(name)?;
+            let told = || format!("{name} is {:?} and should be {shape:?}", stored.shape);
+            (stored.shape != *shape).then(told)
+        });
+        list("of another shape", other.collect());
+        let types = wanted.iter().filter_map(|(name, ..)| {
+            let dtype = self.tensors.get(name)?.dtype;
+            let known = matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16);
+            (!known).then(|| format!("{name} is {dtype}"))
+        });
+        list("of a type other than f32, bf16 and f16", types.collect());
+        if problems.is_empty() {
+            return Ok(());
+        }
+        let problem = format!("tensors that config.json's model does not have so: {}", problems.join("; "));
+        Err(file_error(&self.dir, problem))
+    }
+
+    /// Whether a tensor that the model does not have may be there all the same: the copy of a tied head, and the table
+    /// that older files hold.
+    fn spare(&self, name: &str) -> bool {
+        (name == HEAD && self.config.tie_word_embeddings) || name.ends_with(".rotary_emb.inv_freq")
+    }
+
+    /// To read a tensor that should have this shape.
+    pub fn reader(&self, name: &str, shape: &[usize]) -> Result<Reader<'_>> {
+        let stored = self.tensors.get(name).ok_or_else(|| {
+            file_error(&self.dir, format!("{name} is missing; is config.json the model's?"))
+        })?;
+        let (path, file) = &self.files[stored.file];
+        if stored.shape != shape {
+            return Err(file_error(path, format!("{name} is {:?} and should be {shape:?}", stored.shape)));
+        }
+        Ok(Reader { path, file, stored, bytes: Vec::new() })
+    }
+}
+
+/// Reads a tensor by parts.
+pub(super) struct Reader<'a> {
+    path: &'a Path,
+    file: &'a File,
+    stored: &'a Stored,
+    bytes: Vec<u8>,
+}
+
+impl Reader<'_> {
+    /// As many elements as `out` has, from element `start` of the tensor on.
+    pub fn read(&mut self, start: usize, out: &mut [f32]) -> Result<()> {
+        let size = self.stored.dtype.bitsize() / 8;
+        let mut at = self.stored.start + (start * size) as u64;
+        for out in out.chunks_mut(PIECE / size) {
+            self.bytes.resize(out.len() * size, 0);
+            self.file.read_exact_at(&mut self.bytes, at).map_err(|e| file_error(self.path, e))?;
+            at += self.bytes.len() as u64;
+            match self.stored.dtype {
+                Dtype::F32 => decode(&self.bytes, out, f32::from_le_bytes),
+                Dtype::BF16 => decode(&self.bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+                _ => decode(&self.bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], one: impl Fn([u8; N]) -> f32) {
+    for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
+        *out = one(bytes);
+    }
+}
+
+fn file_error(path: &Path, problem: impl ToString) -> Error {
+    Error::File { path: path.to_owned(), problem: problem.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Weights, save};
+    use super::*;
+    use crate::model::{Init, Parameter, Part};
+
+    fn config() -> Config {
+        Config {
+            vocab_size: 10,
+            hidden_size: 8,
+            intermediate_size: 12,
+            num_hidden_layers: 2,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+            head_dim: 4,
+            tie_word_embeddings: false,
+            ..Config::default()
+        }
+    }
+
+    fn written(config: &Config, dtype: Dtype) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let random = Weights::random(1);
+        save(dir.path(), config, dtype, &mut |p, out| random.fill(p, 0..p.len(), out)).unwrap();
+        dir
+    }
+
+    /// Two files with an index, made of one.
+    fn divided(dir: &Path) {
+        let path = dir.join("model.safetensors");
+        let bytes = std::fs::read(&path).unwrap();
+        let all = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let mut map = BTreeMap::new();
+        for part in 0..2 {
+            let name = format!("model-0000{part}.safetensors");
+            let tensors: Vec<_> = all.tensors().into_iter().skip(part).step_by(2).collect();
+            map.extend(tensors.iter().map(|(tensor, _)| (tensor.clone(), name.clone())));
+            safetensors::serialize_to_file(tensors, None, &dir.join(name)).unwrap();
+        }
+        std::fs::remove_file(path).unwrap();
+        let index = serde_json::json!({ "metadata": { "total_size": 0 }, "weight_map": map });
+        std::fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    }
+
+    #[test]
+    fn what_was_written_is_read_by_parts_and_from_several_files() {
+        let config = config();
+        for dtype in [Dtype::F32, Dtype::BF16, Dtype::F16] {
+            let dir = written(&config, dtype);
+            for files in [1, 2] {
+                if files == 2 {
+                    divided(dir.path());
+                }
+                let weights = Weights::open(dir.path()).unwrap();
+                assert_eq!(weights.config(), Some(&config));
+                for (name, shape, init) in config.tensors() {
+                    let mut parameter = Parameter::whole(name, &shape, init);
+                    for (dim, &size) in shape.iter().enumerate() {
+                        parameter.part = Some(Part { dim, start: size / 2, len: size / 2 });
+                        let range = 1..parameter.len() - 1;
+                        let [mut found, mut drawn] = [vec![0f32; range.len()], vec![0f32; range.len()]];
+                        weights.fill(&parameter, range.clone(), &mut found).unwrap();
+                        Weights::random(1).fill(&parameter, range, &mut drawn).unwrap();
+                        for drawn in &mut drawn {
+                            *drawn = match dtype {
+                                Dtype::BF16 => bf16::from_f32(*drawn).to_f32(),
+                                Dtype::F16 => f16::from_f32(*drawn).to_f32(),
+                                _ => *drawn,
+                            };
+                        }
+                        assert_eq!(found, drawn, "{} in {dtype}, {files} files", parameter.name);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tensors_that_are_not_the_model_s_are_named() {
+        let dir = written(&config(), Dtype::F32);
+        let told = |other: &Config| {
+            std::fs::write(dir.path().join("config.json"), other.to_json()).unwrap();
+            Weights::open(dir.path()).err().map(|e| e.to_string())
+        };
+        assert_eq!(told(&config()), None);
+        let error = told(&Config { num_hidden_layers: 3, ..config() }).unwrap();
+        assert!(error.contains("9 missing: model.layers.2.input_layernorm.weight"), "{error}");
+        let error = told(&Config { num_hidden_layers: 1, ..config() }).unwrap();
+        assert!(error.contains("9 too many: model.layers.1."), "{error}");
+        let error = told(&Config { vocab_size: 11, ..config() }).unwrap();
+        assert!(error.contains("model.embed_tokens.weight is [10, 8] and should be [11, 8]"), "{error}");
+        // The copy of a tied head may be there.
+        assert_eq!(told(&Config { tie_word_embeddings: true, ..config() }), None);
+    }
+
+    #[test]
+    fn damaged_and_missing_files_are_named() {
+        let dir = written(&config(), Dtype::F32);
+        let path = dir.path().join("model.safetensors");
+        let bytes = std::fs::read(&path).unwrap();
+        let told = || Weights::open(dir.path()).err().expect("an error").to_string();
+        for (bytes, words) in [
+            (&bytes[..bytes.len() - 1], "copy it again"),
+            (&bytes[..5], "no safetensors file"),
+            (&[0xff; 64], "no safetensors file"),
+            (b"\x02\0\0\0\0\0\0\0[]", "header"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let error = told();
+            assert!(error.contains(words) && error.contains("model.safetensors"), "{error}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(told().contains("neither"));
+        let index = dir.path().join("model.safetensors.index.json");
+        std::fs::write(&index, r#"{"weight_map": {"a": "../b"}}"#).unwrap();
+        assert!(told().contains("not the name of a file"));
+        std::fs::write(&path, &bytes).unwrap();
+        std::fs::write(&index, r#"{"weight_map": {"a": "model.safetensors"}}"#).unwrap();
+        assert!(told().contains("a is not in model.safetensors"));
+        std::fs::remove_file(dir.path().join("config.json")).unwrap();
+        assert!(told().contains("config.json"));
+    }
+
+    #[test]
+    fn a_range_that_does_not_fit_is_refused() {
+        let parameter = Parameter::whole("w", &[4], Init::Ones);
+        let error = Weights::random(0).fill(&parameter, 2..5, &mut [0.0; 3]).unwrap_err().to_string();
+        assert!(error.contains("2..5 of 4"), "{error}");
+        assert!(Weights::random(0).fill(&parameter, 0..2, &mut [0.0; 3]).is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! Where a model's numbers come from before training, and how they are written.
+
+mod file;
+pub(super) mod runs;
+mod save;
+
+use std::ops::Range;
+use std::path::Path;
+
+pub use save::save;
+
+use self::file::Checkpoint;
+use self::runs::runs;
+use super::Config;
+use crate::error::{Error, Result};
+use crate::model::{Init, Parameter};
+use crate::ops::random::Random;
+
+/// What parameters hold before training. Every rank fills its own part of its own shard and touches nothing else.
+pub struct Weights {
+    source: Source,
+}
+
+enum Source {
+    Random(u64),
+    Checkpoint(Checkpoint),
+}
+
+impl Weights {
+    /// As each parameter's [`Init`] says, by a seed: the same model whatever the sharding.
+    pub fn random(seed: u64) -> Weights {
+        Weights { source: Source::Random(seed) }
+    }
+
+    /// From `config.json` and `model.safetensors` in a directory, or the files that `model.safetensors.index.json`
+    /// names; f32, bf16 or f16.
+    ///
+    /// Files are read at the places that are asked for rather than mapped: a file that is cut short meanwhile is an
+    /// error and not a signal.
+    ///
+    /// # Errors
+    /// [`Error::File`] when a file cannot be read or is damaged, and with the names of the tensors that are missing, are
+    /// too many, or have the wrong shape or type.
+    pub fn open(dir: &Path) -> Result<Weights> {
+        Ok(Weights { source: Source::Checkpoint(Checkpoint::open(dir)?) })
+    }
+
+    /// The model that they belong to, where a directory says it.
+    pub fn config(&self) -> Option<&Config> {
+        match &self.source {
+            Source::Random(_) => None,
+            Source::Checkpoint(checkpoint) => Some(checkpoint.config()),
+        }
+    }
+
+    /// Elements `range` of this rank's part of a parameter, flattened, into `out`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when `out` has another length than `range`, or `range` ends beyond the part; [`Error::File`] when
+    /// the tensor is not there or cannot be read.
+    pub fn fill(&self, parameter: &Parameter, range: Range<usize>, out: &mut [f32]) -> Result<()> {
+        if range.len() != out.len() || range.end > parameter.len() {
+            return Err(Error::Config(format!(
+                "{}: elements {range:?} of {} into {} places",
+                parameter.name,
+                parameter.len(),
+                out.len()
+            )));
+        }
+        match &self.source {
+            Source::Checkpoint(checkpoint) => {
+                let mut reader = checkpoint.reader(&parameter.name, &parameter.shape)?;
+                runs(parameter, range).try_for_each(|run| reader.read(run.start, &mut out[run.place]))
+            }
+            Source::Random(seed) => {
+                match parameter.init {
+                    Init::Zeros => out.fill(0.0),
+                    Init::Ones => out.fill(1.0),
+                    Init::Normal(deviation) => {
+                        let random = Random::named(*seed, &parameter.name);
+                        for run in runs(parameter, range) {
+                            random.fill_normal(run.start as u64, deviation, &mut out[run.place]);
+                        }
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}

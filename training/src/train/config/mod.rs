@@ -1,0 +1,267 @@
+//! What to train, on what, and how: one structure, filled from files and flags.
+
+mod deepspeed;
+mod keys;
+mod read;
+mod values;
+
+use std::path::PathBuf;
+
+use candle_core::DType;
+
+pub use keys::{KEYS, Key};
+
+use crate::context_parallel::{Balance, Form};
+use crate::data::{Order, Tokenizer};
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use crate::optim::{Decay, Options, Scaling};
+use crate::shard::{Policy, Reshard};
+
+/// Every setting of a run. Each is a key of [`KEYS`], which is a flag of `nd-train` and a key of its TOML file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Where config.json and, if it has any, the weights are; without it a small model of the shape below.
+    pub init: Option<PathBuf>,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Width of the feed-forward part.
+    pub ffn: usize,
+    /// Which part of the activations is dropped at each dropout.
+    pub dropout: f64,
+    /// The text; without it one that is made by [`crate::data::text`].
+    pub data: Option<PathBuf>,
+    /// Another text, on which the loss is measured.
+    pub eval_data: Option<PathBuf>,
+    /// Steps between such measurements; 0: only at the end.
+    pub eval_every: u64,
+    /// What makes tokens of the text.
+    pub tokenizer: Tokenizer,
+    /// The order of its sequences.
+    pub order: Order,
+    /// Inputs of a sequence.
+    pub seq_len: usize,
+    /// Sequences of a rank in a micro-batch.
+    pub micro_batch: Option<usize>,
+    /// Micro-batches of a step.
+    pub accumulation: Option<usize>,
+    /// Sequences of a step.
+    pub batch: Option<usize>,
+    /// Steps.
+    pub steps: u64,
+    /// The highest learning rate.
+    pub lr: f64,
+    /// How it goes on after warm-up.
+    pub schedule: Decay,
+    /// Steps in which it rises.
+    pub warmup: u64,
+    /// How it grows with the batch.
+    pub lr_scaling: Scaling,
+    /// The batch for which `lr` was found.
+    pub reference_batch: usize,
+    /// AdamW.
+    pub adamw: Options,
+    /// The greatest norm of the gradients, 0 for no limit.
+    pub clip: f64,
+    /// What is computed in.
+    pub dtype: DType,
+    /// Axes and sizes.
+    pub mesh: String,
+    /// 0 DDP, 1, 2, 3 FSDP.
+    pub zero: u8,
+    /// Whether weights are let go between the forward and the backward pass.
+    pub reshard: Reshard,
+    /// What gradients are added up in over the ranks.
+    pub reduce_dtype: DType,
+    /// Activations are computed again in the backward pass.
+    pub checkpoint_activations: bool,
+    /// Gradients are reduced at every micro-batch.
+    pub reduce_each_micro_batch: bool,
+    /// The next unit's weights are gathered while one computes.
+    pub prefetch: bool,
+    /// The longest piece that gradients are reduced in, bytes.
+    pub bucket_bytes: usize,
+    /// Activations between blocks are divided along the sequence over tp.
+    pub sequence_parallel: bool,
+    /// How ranks of cp see each other's keys and values.
+    pub cp_form: Form,
+    /// How sequences are dealt out to the ranks of cp.
+    pub cp_balance: Balance,
+    /// On how many ranks of tp each head of keys and values is.
+    pub kv_replicas: usize,
+    /// Ranks to start on this host.
+    pub ranks: Option<usize>,
+    /// Decides weights, order and dropout.
+    pub seed: u64,
+    /// Where rows of numbers go, one a step.
+    pub metrics: Option<PathBuf>,
+    /// Where a picture of the loss goes.
+    pub plot: Option<PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            init: None,
+            hidden: 128,
+            layers: 4,
+            heads: 4,
+            kv_heads: 2,
+            ffn: 352,
+            dropout: 0.0,
+            data: None,
+            eval_data: None,
+            eval_every: 0,
+            tokenizer: Tokenizer::Bytes,
+            order: Order::Sequential,
+            seq_len: 128,
+            micro_batch: None,
+            accumulation: None,
+            batch: None,
+            steps: 100,
+            lr: 1e-3,
+            schedule: Decay::Constant,
+            warmup: 0,
+            lr_scaling: Scaling::None,
+            reference_batch: 1,
+            adamw: Options::default(),
+            clip: 1.0,
+            dtype: DType::F32,
+            mesh: "dp_shard=-1".into(),
+            zero: 3,
+            reshard: Reshard::Always,
+            reduce_dtype: DType::F32,
+            checkpoint_activations: false,
+            reduce_each_micro_batch: Policy::default().reduce_each_micro_batch,
+            prefetch: true,
+            bucket_bytes: Policy::default().bucket_bytes,
+            sequence_parallel: false,
+            cp_form: Form::default(),
+            cp_balance: Balance::default(),
+            kv_replicas: 1,
+            ranks: None,
+            seed: 0,
+            metrics: None,
+            plot: None,
+        }
+    }
+}
+
+/// Sequences of a micro-batch where nothing is said.
+const MICRO_BATCH: usize = 4;
+
+impl Config {
+    /// Sequences of a micro-batch, and micro-batches of a step, on `mesh`: of `micro-batch`, `accumulation` and `batch` any two
+    /// give the third.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the numbers when three do not agree, or two give no third.
+    pub fn batching(&self, mesh: &Mesh) -> Result<(usize, usize)> {
+        let ranks = mesh.data_parallel_size();
+        let Some(batch) = self.batch else {
+            return Ok((self.micro_batch.unwrap_or(MICRO_BATCH), self.accumulation.unwrap_or(1)));
+        };
+        let divided = |by: usize, name: &str| match batch % (by * ranks) {
+            0 => Ok(batch / (by * ranks)),
+            _ => Err(Error::Config(format!(
+                "batch={batch} is no multiple of {name} {by} × {ranks} data-parallel ranks = {}; change one of them",
+                by * ranks
+            ))),
+        };
+        match (self.micro_batch, self.accumulation) {
+            (Some(micro), Some(accumulation)) if micro * accumulation * ranks != batch => {
+                Err(Error::Config(format!(
+                    "micro-batch {micro} × accumulation {accumulation} × {ranks} data-parallel ranks = {}, not \
+                     batch={batch}; leave one of the three out",
+                    micro * accumulation * ranks
+                )))
+            }
+            (Some(micro), Some(accumulation)) => Ok((micro, accumulation)),
+            (Some(micro), None) => Ok((micro, divided(micro, "micro-batch")?)),
+            (None, accumulation) => {
+                let accumulation = accumulation.unwrap_or(1);
+                Ok((divided(accumulation, "accumulation")?, accumulation))
+            }
+        }
+    }
+
+    /// How shards are kept.
+    pub fn policy(&self) -> Policy {
+        Policy {
+            zero: self.zero,
+            reshard: self.reshard,
+            compute: self.dtype,
+            reduce: self.reduce_dtype,
+            checkpoint_activations: self.checkpoint_activations,
+            reduce_each_micro_batch: self.reduce_each_micro_batch,
+            prefetch: self.prefetch,
+            bucket_bytes: self.bucket_bytes,
+        }
+    }
+
+    /// What does not fit together whatever the mesh.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the numbers and what to do.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |text: String| Err(Error::Config(text));
+        if self.warmup > self.steps {
+            let (warmup, steps) = (self.warmup, self.steps);
+            return wrong(format!(
+                "warmup={warmup} is more than steps={steps}; lower --warmup or raise --steps"
+            ));
+        }
+        if self.zero < 3 && self.reshard != Reshard::Always {
+            return wrong(format!(
+                "reshard={} is about zero=3, and zero={} keeps whole weights; leave --reshard out",
+                values::Show::show(&self.reshard),
+                self.zero
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batching(keys: &[(&str, &str)], mesh: &str, world: usize) -> Result<(usize, usize)> {
+        let mut config = Config::default();
+        keys.iter().for_each(|(key, value)| config.set(key, value).unwrap());
+        config.batching(&Mesh::parse(mesh, world).unwrap())
+    }
+
+    #[test]
+    fn two_of_three_give_the_third_by_the_data_parallel_ranks_alone() {
+        assert_eq!(batching(&[], "dp_shard=2", 2).unwrap(), (4, 1));
+        assert_eq!(batching(&[("micro-batch", "2"), ("accumulation", "3")], "tp=2", 2).unwrap(), (2, 3));
+        assert_eq!(
+            batching(&[("micro-batch", "2"), ("batch", "24")], "dp_shard=2,tp=2,cp=2", 8).unwrap(),
+            (2, 6)
+        );
+        assert_eq!(batching(&[("accumulation", "2"), ("batch", "24")], "dp_shard=4", 4).unwrap(), (3, 2));
+        let error = batching(&[("micro-batch", "5"), ("batch", "24")], "dp_shard=2", 2).unwrap_err();
+        assert!(error.to_string().contains("5 × 2 data-parallel ranks = 10"), "{error}");
+        let three = [("micro-batch", "2"), ("accumulation", "2"), ("batch", "24")];
+        let error = batching(&three, "dp_shard=2", 2).unwrap_err().to_string();
+        assert!(error.contains("= 8, not batch=24"), "{error}");
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused() {
+        let mut config = Config { warmup: 200, ..Config::default() };
+        assert!(config.check().unwrap_err().to_string().contains("warmup=200 is more than steps=100"));
+        config.warmup = 100;
+        config.check().unwrap();
+        config.set("zero", "1").unwrap();
+        config.set("reshard", "never").unwrap();
+        assert!(config.check().unwrap_err().to_string().contains("reshard=never"));
+    }
+}

@@ -1,0 +1,228 @@
+//! Settings from a file, and one by one.
+
+use std::path::Path;
+
+use nd_comm::config::nearest;
+
+use super::{Config, KEYS, Key, deepspeed};
+use crate::error::{Error, Result};
+
+/// Other names that people know keys by: Hugging Face's, Accelerate's and Axolotl's.
+const OTHERS: [(&str, &str); 13] = [
+    ("learning-rate", "lr"),
+    ("max-steps", "steps"),
+    ("warmup-steps", "warmup"),
+    ("lr-scheduler", "schedule"),
+    ("lr-scheduler-type", "schedule"),
+    ("max-grad-norm", "clip"),
+    ("gradient-accumulation-steps", "accumulation"),
+    ("per-device-train-batch-size", "micro-batch"),
+    ("micro-batch-size", "micro-batch"),
+    ("sequence-len", "seq-len"),
+    ("gradient-checkpointing", "checkpoint-activations"),
+    ("activation-checkpointing", "checkpoint-activations"),
+    ("zero-stage", "zero"),
+];
+
+/// Names of single axes of the mesh.
+const AXES: [&str; 7] = [
+    "dp-replicate-size",
+    "dp-shard-size",
+    "cp-size",
+    "tp-size",
+    "tensor-parallel-size",
+    "context-parallel-size",
+    "data-parallel-size",
+];
+
+impl Config {
+    /// Sets one key. Underscores count as dashes, and names that other programs have for the same are known.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the key that was perhaps meant, or with what is wrong with the value.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let dashed = name.trim().replace('_', "-");
+        if AXES.contains(&dashed.as_str()) {
+            let axis = match dashed.as_str() {
+                "data-parallel-size" => "dp_replicate".to_owned(),
+                other => other.replace('-', "_"),
+            };
+            self.add_axis(&format!("{axis}={}", value.trim()));
+            return Ok(());
+        }
+        let dashed = OTHERS.iter().find(|(other, _)| *other == dashed).map_or(&dashed[..], |(_, ours)| ours);
+        let Some(key) = find(dashed) else {
+            let hint = nearest(dashed, KEYS.iter().map(|key| key.name));
+            let hint = hint.map_or("nd-train --help lists all".to_owned(), |n| format!("did you mean {n}?"));
+            return Err(Error::Config(format!("{name}={value}: no setting is called so; {hint}")));
+        };
+        (key.set)(self, value.trim()).map_err(|problem| Error::Config(format!("{name}={value}: {problem}")))
+    }
+
+    /// One more axis, in place of the default mesh or beside the axes that are there.
+    fn add_axis(&mut self, axis: &str) {
+        if self.mesh == Config::default().mesh {
+            self.mesh.clear();
+        }
+        if !self.mesh.is_empty() {
+            self.mesh.push(',');
+        }
+        self.mesh.push_str(axis);
+    }
+
+    /// Takes the settings of a file: TOML, or DeepSpeed's JSON if its name ends so.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the line or the key, and what is wrong.
+    pub fn read_file(&mut self, path: &Path) -> Result<()> {
+        let refused = |problem: String| Error::File { path: path.to_owned(), problem };
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| refused(format!("cannot be read: {e}; check --config")))?;
+        let json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
+        let read = if json { deepspeed::read(self, &text) } else { self.read_toml(&text) };
+        read.map_err(|e| refused(e.to_string()))
+    }
+
+    /// Takes the settings of a TOML text: keys without tables, but for `mesh = { dp_shard = 2, tp = 2 }`.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn read_toml(&mut self, text: &str) -> Result<()> {
+        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
+            let line = e.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+            let line = line.map_or(String::new(), |line| format!("line {line}: "));
+            Error::Config(format!("{line}not TOML: {}; write lines such as steps = 100", e.message()))
+        })?;
+        for (key, value) in &table {
+            let plain = |value: &toml::Value| match value {
+                toml::Value::String(text) => Some(text.clone()),
+                toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => {
+                    Some(value.to_string())
+                }
+                _ => None,
+            };
+            let text = match value {
+                toml::Value::Array(values) => values.iter().map(plain).collect::<Option<Vec<_>>>(),
+                toml::Value::Table(axes) if key == "mesh" => {
+                    axes.iter().map(|(axis, size)| Some(format!("{axis}={}", plain(size)?))).collect()
+                }
+                value => plain(value).map(|text| vec![text]),
+            };
+            let Some(text) = text else {
+                return Err(Error::Config(format!(
+                    "{key}: a {} is no plain value; write a string, a number, true or false",
+                    value.type_str()
+                )));
+            };
+            self.set(key, &text.join(","))?;
+        }
+        Ok(())
+    }
+
+    /// All settings as TOML, which [`Config::read_toml`] takes.
+    pub fn to_toml(&self) -> String {
+        let line = |key: &Key| {
+            let value = (key.get)(self);
+            let plain = value.parse::<f64>().is_ok() || value == "true" || value == "false";
+            match value.as_str() {
+                "" => format!("# {} =\n", key.name),
+                _ if plain => format!("{} = {value}\n", key.name),
+                _ => format!("{} = {}\n", key.name, toml::Value::from(value)),
+            }
+        };
+        KEYS.iter().map(line).collect()
+    }
+}
+
+fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+
+    #[test]
+    fn every_key_goes_round() {
+        let mut config = Config::default();
+        for (key, value) in [
+            ("init", "model"),
+            ("order", "shuffled"),
+            ("micro_batch", "2"),
+            ("lr", "0.0003"),
+            ("betas", "0.9, 0.95"),
+            ("dtype", "bf16"),
+            ("mesh", "dp_shard=2,tp=2"),
+            ("reshard", "4"),
+            ("checkpoint-activations", "true"),
+            ("cp-form", "all-gather"),
+            ("bucket-bytes", "64K"),
+            ("metrics", "m.jsonl"),
+        ] {
+            config.set(key, value).unwrap();
+        }
+        assert_eq!(
+            (config.dtype, config.adamw.betas, config.bucket_bytes),
+            (DType::BF16, (0.9, 0.95), 65536)
+        );
+        let text = config.to_toml();
+        assert!(text.contains("lr = 3e-4\n") && text.contains("mesh = \"dp_shard=2,tp=2\"\n"), "{text}");
+        let mut read = Config::default();
+        read.read_toml(&text).unwrap();
+        assert_eq!(read, config);
+    }
+
+    #[test]
+    fn toml_in_the_forms_people_write() {
+        let mut config = Config::default();
+        let text = "seq_len = 64\nbetas = [0.9, 0.99]\nclip = 1\nmesh = { tp = 2, dp_shard = -1 }\nprefetch = false\n\
+                    learning_rate = 1e-2\n";
+        config.read_toml(text).unwrap();
+        assert_eq!(
+            (config.seq_len, config.adamw.betas, config.clip, config.lr),
+            (64, (0.9, 0.99), 1.0, 0.01)
+        );
+        assert!(!config.prefetch);
+        assert_eq!(crate::Mesh::parse(&config.mesh, 8).unwrap().to_string(), "dp_shard=4,tp=2");
+        let mut config = Config::default();
+        config.read_toml("tensor_parallel_size = 2\ndp_shard_size = 2\ndp_replicate_size = 2").unwrap();
+        assert_eq!(
+            crate::Mesh::parse(&config.mesh, 8).unwrap().to_string(),
+            "dp_replicate=2,dp_shard=2,tp=2"
+        );
+    }
+
+    #[test]
+    fn mistakes_are_named_with_a_remedy() {
+        let said = |key: &str, value: &str| Config::default().set(key, value).unwrap_err().to_string();
+        assert_eq!(said("step", "3"), "step=3: no setting is called so; did you mean steps?");
+        assert_eq!(said("steps", "0"), "steps=0: 0 is less than 1; write a whole number from 1 on");
+        assert!(said("dtype", "fp8").contains("f32, bf16, f16"));
+        assert!(said("lr", "-1").contains("from 0 on"));
+        assert!(said("betas", "0.9").contains("0.9,0.95"));
+        assert!(said("betas", "0.9,1").contains("below 1"));
+        assert!(said("zero", "4").contains("3 (FSDP)"));
+        assert!(said("bucket-bytes", "5X").contains("25M"));
+        let toml = |text: &str| Config::default().read_toml(text).unwrap_err().to_string();
+        assert!(toml("steps = 3\nlr = = 2").starts_with("line 2: not TOML"));
+        assert!(toml("data = { a = 1 }").contains("no plain value"));
+        let missing = Config::default().read_file(Path::new("none.toml")).unwrap_err().to_string();
+        assert!(
+            missing.starts_with("none.toml: cannot be read") && missing.contains("--config"),
+            "{missing}"
+        );
+    }
+
+    #[test]
+    fn names_are_unlike_and_of_one_form() {
+        for (i, key) in KEYS.iter().enumerate() {
+            assert!(KEYS[..i].iter().all(|other| other.name != key.name), "{}", key.name);
+            assert!(key.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'), "{}", key.name);
+        }
+        for (_, ours) in OTHERS {
+            assert!(find(ours).is_some(), "{ours}");
+        }
+    }
+}

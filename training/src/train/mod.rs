@@ -1,0 +1,27 @@
+//! The loop: from a configuration to a trained model and its metrics.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`Config`] | what to train, on what, and how; [`KEYS`] lists every setting |
+//! | [`Loop`] | one step of any [`Model`](crate::Model): accumulate, clip, update, and the loss of all ranks |
+//! | [`Placed`] | which rank sits where in the mesh, by the links between them |
+//! | [`predict`] | what a step will send, by group — *pure* |
+//! | [`Trainer`] | a Llama on a text, by a configuration |
+//! | [`Row`] | what is known of a step |
+
+mod agree;
+mod config;
+mod place;
+mod predict;
+mod row;
+mod step;
+#[cfg(test)]
+mod tests;
+mod trainer;
+
+pub use config::{Config, KEYS, Key};
+pub use place::{Placed, place};
+pub use predict::{Predicted, predict};
+pub use row::Row;
+pub use step::{Loop, Outcome};
+pub use trainer::Trainer;

@@ -1,0 +1,172 @@
+//! Which rank sits where in the mesh: the heaviest traffic on the fastest links.
+
+use nd_comm::cost::calibration::{Between, Calibration, LinkCost};
+use nd_comm::cost::hosts::Machines;
+use nd_comm::prelude::Communicator;
+use nd_topology::model::{LinkOverride, Nic, Numa, Port};
+use nd_topology::placement::{self, Placement};
+use nd_topology::{Cluster, System};
+
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+
+/// Where each rank of a communicator sits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placed {
+    /// The place in the mesh of each rank.
+    pub order: Vec<usize>,
+    /// How that was found, with the links and predictions of each axis; on rank 0 alone.
+    pub placement: Option<Placement>,
+}
+
+/// Chooses the places for a model of this shape, by which ranks share a host and what the links between ranks were measured to
+/// cost. All ranks call this.
+///
+/// # Errors
+/// [`Error::Mesh`] when the mesh does not divide the model, and of communication.
+pub fn place(comm: &Communicator, mesh: &Mesh, model: &placement::Model) -> Result<Placed> {
+    let world = comm.world_size();
+    let parsed = placement::Mesh::parse(&mesh.to_string(), world);
+    let parsed = parsed.map_err(|e| Error::Mesh(e.to_string()))?;
+    model.check(&parsed).map_err(|e| Error::Mesh(e.to_string()))?;
+    let mut places = vec![0u64; world];
+    let mut found = None;
+    if comm.rank() == 0 {
+        let machines = comm.machines();
+        let wrong = |e: nd_topology::Error| Error::Mesh(e.to_string());
+        let cluster = cluster(&machines).map_err(wrong)?;
+        let placement = placement::place(&cluster, &parsed, model).map_err(wrong)?;
+        for (place, slot) in placement.order.iter().enumerate() {
+            places[machines.layout.hosts()[slot.host][slot.local] as usize] = place as u64;
+        }
+        found = Some(placement);
+    }
+    comm.broadcast(&mut places, 0)?;
+    Ok(Placed { order: places.into_iter().map(|place| place as usize).collect(), placement: found })
+}
+
+/// The machines as a cluster with a slot for each rank: ranks of a host are joined in pairs, hosts by one port each, both as fast
+/// as they were measured.
+fn cluster(machines: &Machines) -> nd_topology::Result<Cluster> {
+    let crowd = machines.cores.ranks_per_core();
+    let cost = |transport: usize, between| {
+        let known = [&*machines.costs, Calibration::typical()];
+        let name = machines.transports[transport];
+        known.into_iter().find_map(|costs| costs.find(name, between, crowd)).or_else(|| {
+            let like = if between == Between::Ranks { "shm" } else { "tcp" };
+            Calibration::typical().find(like, between, crowd)
+        })
+    };
+    let (inside, across) = (cost(0, Between::Ranks), cost(1, Between::Hosts));
+    let hosts = machines.layout.hosts();
+    let mut text = String::new();
+    for (i, host) in hosts.iter().enumerate() {
+        text += &format!("[[hosts]]\nfile = \"{}\"\nname = \"host{i}\"\n", host.len());
+    }
+    let mut file = |ranks: &str| Ok(system(ranks.parse().unwrap_or(1), inside, across));
+    Cluster::from_toml(&text, &mut file)
+}
+
+/// A host with so many ranks, each on a node of its own.
+fn system(ranks: usize, inside: Option<&LinkCost>, across: Option<&LinkCost>) -> System {
+    let port = |cost: &LinkCost| {
+        let (gbps, us) = speed(cost);
+        Port {
+            name: "port".into(),
+            dev: Some(0),
+            speed_mbps: Some(cost.host_gbps.unwrap_or(gbps) * 8000.0),
+            latency: Some(us),
+            ..Port::default()
+        }
+    };
+    let numa = |id: usize| {
+        let port = across.filter(|_| id == 0).map(port);
+        let nics = port.map(|port| Nic { ports: vec![port], ..Nic::default() });
+        Numa { id: id as i32, nics: nics.into_iter().collect(), ..Numa::default() }
+    };
+    let pairs = (0..ranks).flat_map(|a| (a + 1..ranks).map(move |b| (a, b)));
+    let link = |((a, b), cost): ((usize, usize), &LinkCost)| {
+        let (gbps, us) = speed(cost);
+        let (from, to) = (format!("NUMA{a}"), format!("NUMA{b}"));
+        LinkOverride { from, to, gbps: Some(gbps), us: Some(us), both: true }
+    };
+    System {
+        name: format!("{ranks} ranks"),
+        numas: (0..ranks).map(numa).collect(),
+        overrides: pairs.filter_map(|pair| Some(link((pair, inside?)))).collect(),
+        ..System::default()
+    }
+}
+
+/// Bytes of the message that a link's speed is taken from: a block's weights or activations have as many, or more.
+const TYPICAL: u64 = 1 << 20;
+
+/// GB/s and µs of a link while all ranks send and receive.
+fn speed(cost: &LinkCost) -> (f64, f64) {
+    let us = cost.exchange.first().map_or(1.0, |point| point.1);
+    let nearest = cost.exchange.iter().min_by_key(|point| point.0.abs_diff(TYPICAL));
+    let gbps = nearest.map_or(1.0, |(bytes, took)| *bytes as f64 / (took - us).max(took * 0.1) / 1000.0);
+    (gbps, us)
+}
+
+#[cfg(test)]
+mod tests {
+    use nd_comm::choose::Chooser;
+    use nd_tests::worlds::{Kind, each, world};
+
+    use super::*;
+    use crate::group::Groups;
+
+    fn small() -> placement::Model {
+        placement::Model {
+            layers: 4,
+            hidden: 64,
+            ffn: 128,
+            heads: 4,
+            kv_heads: 2,
+            vocab: 256,
+            sequence: 64,
+            ..Default::default()
+        }
+    }
+
+    /// Hosts of the ranks, as a launcher dealt them out, and the axis that must stay inside.
+    fn groups_inside(hosts: &[usize], mesh: &str) -> Vec<Vec<usize>> {
+        let n = hosts.len();
+        let mesh = Mesh::parse(mesh, n).unwrap();
+        let world = world(&Kind::Hosts(hosts.to_vec()), n, &Chooser::default());
+        let all = each(&world, |comm| {
+            let placed = place(comm, &mesh, &small()).unwrap();
+            assert_eq!(placed.placement.is_some(), comm.rank() == 0);
+            let groups = Groups::new(comm, mesh, &placed.order).unwrap();
+            let mut members = vec![0u64; groups.tp().size()];
+            groups.tp().all_gather(&[comm.rank() as u64], &mut members).unwrap();
+            members.into_iter().map(|r| r as usize).collect::<Vec<_>>()
+        });
+        all
+    }
+
+    #[test]
+    fn tensor_parallelism_stays_inside_hosts_however_ranks_were_dealt() {
+        for hosts in [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0]] {
+            for group in groups_inside(&hosts, "dp_shard=2,tp=2") {
+                assert_eq!(hosts[group[0]], hosts[group[1]], "{hosts:?}: {group:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn where_all_links_are_alike_the_order_is_the_launchers() {
+        for group in groups_inside(&[0, 0, 0, 0], "dp_shard=2,tp=2") {
+            assert!([[0, 1], [2, 3]].contains(&[group[0], group[1]]), "{group:?}");
+        }
+    }
+
+    #[test]
+    fn a_mesh_that_does_not_divide_the_model_is_refused_everywhere() {
+        let mesh = Mesh::parse("tp=3", 3).unwrap();
+        for error in each(&Communicator::local(3).unwrap(), |comm| place(comm, &mesh, &small())) {
+            assert!(error.unwrap_err().to_string().contains("tp=3 does not divide heads = 4"));
+        }
+    }
+}

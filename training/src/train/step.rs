@@ -1,0 +1,149 @@
+//! One step of training, for any model.
+
+use nd_comm::prelude::ReduceOp;
+
+use crate::error::{Error, Result};
+use crate::group::Groups;
+use crate::model::Model;
+use crate::optim::{AdamW, LossScale, Options, clip, norm};
+use crate::shard::Sharded;
+
+/// A model on its way: shards, optimizer and loss scale.
+pub struct Loop<M: Model> {
+    sharded: Sharded<M>,
+    groups: Groups,
+    optimizer: AdamW,
+    scale: Option<LossScale>,
+    clip: f64,
+    step: u64,
+}
+
+/// What came of a step; the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcome {
+    /// The sum of the loss over all tokens that count, divided by their number.
+    pub loss: f64,
+    /// How many count, on all ranks together.
+    pub tokens: u64,
+    /// The global L2 norm of the gradients before clipping; NaN in a step that was skipped.
+    pub grad_norm: f64,
+    /// Whether parameters were left as they were, because the loss scale of f16 was too great.
+    pub skipped: bool,
+}
+
+/// What a rank says when all is well with it: more than any rank's number.
+const WELL: u64 = u64::MAX;
+
+impl<M: Model> Loop<M> {
+    /// Begins with the parameters that `sharded` has. `clip` is the greatest norm of the gradients, 0 for no limit; `f16` says that
+    /// losses are computed in f16, whose gradients need a scale.
+    pub fn new(sharded: Sharded<M>, groups: &Groups, options: Options, clip: f64, f16: bool) -> Loop<M> {
+        Loop {
+            sharded,
+            groups: groups.clone(),
+            optimizer: AdamW::new(options),
+            scale: f16.then(LossScale::dynamic),
+            clip,
+            step: 0,
+        }
+    }
+
+    /// The model and its shards.
+    pub fn sharded(&mut self) -> &mut Sharded<M> {
+        &mut self.sharded
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &AdamW {
+        &self.optimizer
+    }
+
+    /// The loss scale, under f16.
+    pub fn loss_scale(&self) -> Option<f64> {
+        self.scale.map(|scale| scale.get())
+    }
+
+    /// One step: forward and backward passes of this rank's micro-batches, of which `tokens` labels count; gradients of the mean
+    /// loss over the tokens of all ranks; clipping; the update. All ranks call this with as many micro-batches, also those that
+    /// have run out of data, with labels that do not count.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] on all ranks when a loss is infinite or NaN, naming the first rank that saw it, or when a gradient is,
+    /// unless a smaller loss scale may help. Of tensors and communication.
+    pub fn step(&mut self, micro_batches: &[M::Batch], tokens: u64, lr: f64) -> Result<Outcome> {
+        self.step += 1;
+        let tokens = self.total(tokens)?;
+        // Where nothing counts, all gradients are zero.
+        let seed = self.loss_scale().unwrap_or(1.0) / tokens.max(1) as f64;
+        let mut loss = 0.0;
+        for (i, batch) in micro_batches.iter().enumerate() {
+            loss += self.sharded.backward(batch, seed, i + 1 == micro_batches.len())?;
+        }
+        let scale = self.loss_scale().unwrap_or(1.0);
+        let over = self.sharded.norm_groups();
+        let mut shards = self.sharded.shards();
+        let grad_norm = norm(&shards, &over)? / scale;
+        let own = shards.iter().all(|shard| shard.gradient.iter().all(|g| g.is_finite()));
+        let rank = self.groups.world().rank() as u64;
+        let mut first = [loss.is_finite(), own].map(|well| if well { WELL } else { rank });
+        self.groups.world().all_reduce(&mut first, ReduceOp::Min)?;
+        let not_finite = |rank: u64, what: &str| {
+            Err(Error::NotFinite { step: self.step, rank: rank as usize, what: what.into() })
+        };
+        if first[0] != WELL {
+            return not_finite(first[0], "the loss is infinite or NaN");
+        }
+        let finite = first[1] == WELL && grad_norm.is_finite();
+        let skipped = match &mut self.scale {
+            Some(scale) => {
+                if !scale.update(finite) {
+                    return not_finite(first[1], "a gradient is infinite or NaN at a loss scale of 1");
+                }
+                !finite
+            }
+            None if finite => false,
+            None if first[1] == WELL => {
+                return not_finite(rank, "the norm of the gradients is infinite");
+            }
+            None => return not_finite(first[1], "a gradient is infinite or NaN"),
+        };
+        if !skipped {
+            self.optimizer.step(&mut shards, lr, clip(grad_norm, self.clip) / scale);
+        }
+        drop(shards);
+        self.sharded.updated()?;
+        let loss = self.mean(loss, tokens)?;
+        Ok(Outcome { loss, tokens, grad_norm: if skipped { f64::NAN } else { grad_norm }, skipped })
+    }
+
+    /// The mean loss over these micro-batches of all ranks, of which `tokens` labels of this rank count; nothing is learnt. All
+    /// ranks call this with as many micro-batches.
+    ///
+    /// # Errors
+    /// Of tensors and communication.
+    pub fn evaluate(
+        &mut self,
+        micro_batches: impl Iterator<Item = Result<M::Batch>>,
+        tokens: u64,
+    ) -> Result<f64> {
+        let mut loss = 0.0;
+        for batch in micro_batches {
+            loss += self.sharded.evaluate(&batch?)?;
+        }
+        let tokens = self.total(tokens)?;
+        self.mean(loss, tokens)
+    }
+
+    /// Over all ranks that have different tokens.
+    fn total(&self, tokens: u64) -> Result<u64> {
+        let mut all = [tokens];
+        self.groups.loss().all_reduce(&mut all, ReduceOp::Sum)?;
+        Ok(all[0])
+    }
+
+    fn mean(&self, loss: f64, tokens: u64) -> Result<f64> {
+        let mut all = [loss];
+        self.groups.loss().all_reduce(&mut all, ReduceOp::Sum)?;
+        Ok(all[0] / tokens.max(1) as f64)
+    }
+}

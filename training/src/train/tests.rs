@@ -1,0 +1,198 @@
+//! Whole runs, ranks as threads.
+
+use std::collections::BTreeMap;
+
+use nd_comm::prelude::Communicator;
+use nd_tests::worlds::each;
+
+use super::{Config, Trainer};
+use crate::data::text;
+use crate::error::{Error, Result};
+
+/// A model that is trained in a moment: 8 sequences of 32 tokens a step, with some dropout.
+fn small(settings: &[(&str, &str)]) -> Config {
+    let mut config = Config::default();
+    let all = "hidden=32 layers=2 heads=4 kv-heads=2 ffn=48 seq-len=32 batch=8 steps=5 lr=3e-3 seed=5 clip=0.5 \
+               weight-decay=0.1 dropout=0.1 mesh=dp_shard=1";
+    for pair in all.split(' ') {
+        let (key, value) = pair.split_once('=').unwrap();
+        config.set(key, value).unwrap();
+    }
+    settings.iter().for_each(|(key, value)| config.set(key, value).unwrap());
+    config
+}
+
+/// What every rank's run comes to, with what it makes of its trainer at the end.
+fn run_with<R: Send>(
+    ranks: usize,
+    config: &Config,
+    end: impl Fn(&mut Trainer) -> R + Sync,
+) -> Vec<Result<(Vec<(f64, f64)>, R)>> {
+    each(&Communicator::local(ranks).unwrap(), |comm| {
+        let mut trainer = Trainer::new(comm, config)?;
+        let mut rows = Vec::new();
+        while !trainer.done() {
+            let row = trainer.step()?;
+            rows.push((row.loss, row.grad_norm));
+        }
+        Ok((rows, end(&mut trainer)))
+    })
+}
+
+/// Losses and norms of a run, which all ranks agree about.
+fn run(ranks: usize, settings: &[(&str, &str)]) -> Vec<(f64, f64)> {
+    let mut all: Vec<_> =
+        run_with(ranks, &small(settings), |_| ()).into_iter().map(|result| result.unwrap().0).collect();
+    assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "{all:?}");
+    all.swap_remove(0)
+}
+
+#[track_caller]
+fn close(a: &[(f64, f64)], b: &[(f64, f64)], most: f64, what: &str) {
+    assert_eq!(a.len(), b.len());
+    for (step, (a, b)) in a.iter().zip(b).enumerate() {
+        let apart = (a.0 / b.0 - 1.0).abs().max((a.1 / b.1 - 1.0).abs());
+        assert!(apart < most, "{what}, step {}: {a:?} {b:?}", step + 1);
+    }
+}
+
+#[test]
+fn the_mesh_does_not_change_what_is_learnt_nor_what_is_dropped() {
+    let one = run(1, &[]);
+    assert!(one[4].0 < one[0].0 && (one[0].0 - 256f64.ln()).abs() < 0.2, "{one:?}");
+    for (ranks, mesh) in
+        [(2, "dp_shard=2"), (2, "tp=2"), (2, "cp=2"), (4, "dp_shard=2,tp=2"), (8, "dp_replicate=2,cp=2,tp=2")]
+    {
+        close(&one, &run(ranks, &[("mesh", mesh)]), 1e-5, mesh);
+    }
+    let sequence_parallel = [("mesh", "tp=2"), ("sequence-parallel", "true")];
+    close(&one, &run(2, &sequence_parallel), 1e-5, "sequence parallel");
+    // Without dropout it is another run.
+    assert!((run(1, &[("dropout", "0")])[0].1 / one[0].1 - 1.0).abs() > 1e-4);
+}
+
+#[test]
+fn half_precision_learns_nearly_the_same() {
+    let one = run(1, &[]);
+    for dtype in ["bf16", "f16"] {
+        close(&one, &run(2, &[("mesh", "dp_shard=2"), ("dtype", dtype)]), 2e-2, dtype);
+    }
+}
+
+#[test]
+fn ranks_that_run_out_of_data_go_on_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("text");
+    // Five windows of 33 bytes and one of 10: two steps of four sequences, the second short.
+    std::fs::write(&path, &text::generate(3, 400)[..5 * 33 + 10]).unwrap();
+    let settings = |mesh, accumulation| {
+        [("data", path.to_str().unwrap()), ("batch", "4"), ("mesh", mesh), ("accumulation", accumulation)]
+    };
+    let one = run(1, &settings("dp_shard=1", "1"));
+    close(&one, &run(4, &settings("dp_shard=4", "1")), 1e-5, "four ranks");
+    close(&one, &run(2, &settings("dp_replicate=2", "2")), 1e-5, "two ranks, two micro-batches");
+    // A sequence of 10 divides into chunks for two ranks with padding.
+    close(&one, &run(2, &settings("cp=2", "4")), 1e-5, "two ranks along cp");
+}
+
+#[test]
+fn a_length_that_does_not_divide_is_padded() {
+    let odd = |mesh| [("seq-len", "27"), ("mesh", mesh)];
+    let one = run(1, &odd("dp_shard=1"));
+    close(&one, &run(2, &odd("cp=2")), 1e-5, "cp");
+    close(&one, &run(4, &odd("cp=2,tp=2")), 1e-5, "cp and tp");
+}
+
+#[test]
+fn what_is_no_number_stops_all_ranks_with_step_and_rank() {
+    let config = small(&[("mesh", "dp_shard=2,tp=2"), ("lr", "1e30"), ("clip", "0")]);
+    for result in run_with(4, &config, |_| ()) {
+        match result.unwrap_err() {
+            Error::NotFinite { step, rank, .. } => {
+                assert!((2..5).contains(&step) && rank == 0, "{step} {rank}")
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_smaller_loss_scale_is_tried_before_giving_up() {
+    // Gradients of f16 overflow at once when they are multiplied by 2^16 of themselves.
+    let config = small(&[("dtype", "f16"), ("lr", "1e30"), ("clip", "0"), ("steps", "40")]);
+    let error = run_with(1, &config, |trainer| trainer.training().loss_scale()).remove(0).unwrap_err();
+    assert!(error.to_string().contains("step "), "{error}");
+}
+
+#[test]
+fn ranks_with_other_settings_are_named() {
+    let results = each(&Communicator::local(3).unwrap(), |comm| {
+        let seed = if comm.rank() == 2 { "6" } else { "5" };
+        Trainer::new(comm, &small(&[("mesh", "dp_shard=3"), ("batch", "9"), ("seed", seed)])).err()
+    });
+    for error in results {
+        assert!(error.unwrap().to_string().starts_with("rank 2 has another configuration than rank 0"));
+    }
+}
+
+#[test]
+fn meshes_that_do_not_divide_the_model_are_refused_with_the_numbers() {
+    for (ranks, mesh, words) in [
+        (3, "tp=3", "tp=3 does not divide num_attention_heads=4"),
+        (4, "tp=4", "tp=4 does not divide num_key_value_heads=2: use tp=1 or 2, or kv_replicas=2"),
+        (2, "tp=4", "4"),
+    ] {
+        for result in run_with(ranks, &small(&[("mesh", mesh)]), |_| ()) {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_is_sent_is_what_was_predicted() {
+    let meshes = [
+        (4, "dp_shard=2,tp=2", "3"),
+        (4, "dp_shard=4", "1"),
+        (4, "dp_shard=4", "0"),
+        (8, "dp_replicate=2,dp_shard=2,cp=2", "3"),
+        (4, "dp_replicate=2,dp_shard=2", "0"),
+    ];
+    for (ranks, mesh, zero) in meshes {
+        let config = small(&[("mesh", mesh), ("zero", zero), ("hidden", "64"), ("ffn", "256")]);
+        let mut all = run_with(ranks, &config, |trainer| {
+            let mut sent = BTreeMap::<&str, f64>::new();
+            for ((group, _), entry) in trainer.groups().ledger().entries() {
+                *sent.entry(group).or_default() += entry.bytes as f64 / 5.0;
+            }
+            (trainer.predicted().to_vec(), sent)
+        });
+        let (_, (predicted, sent)) = all.remove(0).unwrap();
+        assert!(!predicted.is_empty());
+        for p in predicted {
+            let ratio = sent[p.group] / p.bytes;
+            assert!((ratio - 1.0).abs() < 0.05, "{mesh}, zero={zero}, {}: {ratio}", p.group);
+        }
+    }
+}
+
+#[test]
+fn another_text_is_measured_and_nothing_learnt_from_it() {
+    let settings = [("mesh", "dp_shard=2"), ("eval-data", "made"), ("eval-every", "2"), ("dropout", "0")];
+    let config = small(&settings);
+    let all = each(&Communicator::local(2).unwrap(), |comm| {
+        let mut trainer = Trainer::new(comm, &config).unwrap();
+        let mut rows = Vec::new();
+        while !trainer.done() {
+            rows.push(trainer.step().unwrap());
+        }
+        (rows, trainer.evaluate().unwrap())
+    });
+    assert_eq!(all[0].1, all[1].1);
+    let (rows, last) = &all[0];
+    let measured: Vec<u64> = rows.iter().filter(|row| row.eval_loss.is_some()).map(|row| row.step).collect();
+    assert_eq!(measured, [2, 4, 5]);
+    assert_eq!(rows[4].eval_loss, *last);
+    let without: Vec<(f64, f64)> = run(2, &[("mesh", "dp_shard=2"), ("dropout", "0")]);
+    assert_eq!(rows.iter().map(|row| (row.loss, row.grad_norm)).collect::<Vec<_>>(), without);
+}

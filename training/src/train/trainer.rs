@@ -1,0 +1,333 @@
+//! A Llama on a text.
+
+use std::path::Path;
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+use nd_comm::prelude::Communicator;
+use nd_topology::placement;
+
+use super::agree::{all_well, hash, same};
+use super::{Config, Loop, Placed, Predicted, Row, place, predict};
+use crate::context_parallel::{padding, positions};
+use crate::data::{Deal, MicroBatch, Order, Windows, text};
+use crate::error::{Error, Result};
+use crate::group::Groups;
+use crate::llama::{self, Llama, Weights};
+use crate::mesh::Mesh;
+use crate::model::{Parameter, Unit};
+use crate::optim::Schedule;
+use crate::shard::Sharded;
+
+/// A run: model, texts and where it is.
+pub struct Trainer {
+    config: Config,
+    model: llama::Config,
+    groups: Groups,
+    placed: Placed,
+    predicted: Vec<Predicted>,
+    training: Loop<Llama>,
+    text: Text,
+    eval: Option<Text>,
+    positions: Vec<u32>,
+    schedule: Schedule,
+    step: u64,
+}
+
+/// Tokens, and who gets which.
+struct Text {
+    tokens: Vec<u32>,
+    windows: Windows,
+    deal: Deal,
+}
+
+/// Bytes of the text that is made where none is given, and of the one to measure on.
+const MADE: usize = 200_000;
+const MADE_FOR_EVAL: usize = 20_000;
+
+impl Trainer {
+    /// Reads what is to be read, places the ranks, and makes or loads this rank's shards. All ranks call this.
+    ///
+    /// # Errors
+    /// The same on all ranks: [`Error::Config`], [`Error::File`] or [`Error::Mesh`] with what does not fit and what to do.
+    pub fn new(comm: &Communicator, config: &Config) -> Result<Trainer> {
+        let read = all_well(comm, Read::new(comm.world_size(), config))?;
+        let tokens = |text: &Text| hash(text.tokens.iter().flat_map(|token| token.to_le_bytes()));
+        let settings = Config { metrics: None, plot: None, ..config.clone() }.to_toml();
+        same(
+            comm,
+            &[
+                ("configuration", hash(settings.bytes())),
+                ("model", hash(read.model.to_json().bytes())),
+                ("text", tokens(&read.text)),
+                ("text to evaluate on", read.eval.as_ref().map_or(0, tokens)),
+            ],
+        )?;
+        let Read { mesh, model, text, eval, sequence } = read;
+        let shape = shape(&model, config, &mesh, sequence)?;
+        let placed = place(comm, &mesh, &shape)?;
+        let groups = Groups::new(comm, mesh, &placed.order)?;
+        let balance = config.cp_balance;
+        let positions = positions(groups.cp().rank(), groups.cp().size(), sequence, balance)?;
+        let mut training = all_well(comm, begin(config, &model, &groups))?;
+        let elements = |unit: &Unit| unit.parameters.iter().map(Parameter::len).sum::<usize>() as f64;
+        let units: Vec<(f64, bool)> =
+            training.sharded().units().map(|unit| (elements(unit), unit.keep)).collect();
+        let parameters = units.iter().map(|unit| unit.0).sum();
+        let kept = units.iter().filter(|unit| unit.1).map(|unit| unit.0).sum();
+        let predicted = placed.placement.as_ref();
+        let predicted = predicted.map(|p| predict(p, &mesh, &config.policy(), &shape, (parameters, kept)));
+        let predicted = predicted.unwrap_or_default();
+        let batch = mesh.effective_batch(text.deal.micro_batch as usize, text.deal.accumulation as usize);
+        let schedule = Schedule {
+            lr: config.lr * config.lr_scaling.factor(batch, config.reference_batch),
+            decay: config.schedule,
+            warmup: config.warmup,
+            steps: config.steps,
+        };
+        groups.ledger().take();
+        let config = config.clone();
+        Ok(Trainer {
+            config,
+            model,
+            groups,
+            placed,
+            predicted,
+            training,
+            text,
+            eval,
+            positions,
+            schedule,
+            step: 0,
+        })
+    }
+
+    /// The next step.
+    ///
+    /// # Errors
+    /// As [`Loop::step`].
+    pub fn step(&mut self) -> Result<Row> {
+        let began = Instant::now();
+        self.step += 1;
+        let lr = self.schedule.at(self.step);
+        let mut tokens = 0;
+        let mut batches = Vec::with_capacity(self.text.deal.accumulation as usize);
+        for micro in 0..self.text.deal.accumulation {
+            let batch = self.micro_batch(&self.text, self.step, micro);
+            tokens += batch.count();
+            batches.push(self.tensors(&batch)?);
+        }
+        let outcome = self.training.step(&batches, tokens, lr).map_err(|e| self.by_launcher(e))?;
+        let took = began.elapsed().as_secs_f64();
+        let measured = self.eval.is_some()
+            && (self.done()
+                || self.config.eval_every > 0 && self.step.is_multiple_of(self.config.eval_every));
+        Ok(Row {
+            step: self.step,
+            loss: outcome.loss,
+            grad_norm: outcome.grad_norm,
+            lr,
+            tokens_per_s: outcome.tokens as f64 / took,
+            eval_loss: if measured { self.evaluate()? } else { None },
+        })
+    }
+
+    /// Whether all steps are done.
+    pub fn done(&self) -> bool {
+        self.step >= self.config.steps
+    }
+
+    /// The mean loss on the other text, if there is one; all ranks call this.
+    ///
+    /// # Errors
+    /// Of tensors and communication.
+    pub fn evaluate(&mut self) -> Result<Option<f64>> {
+        let Some(eval) = &self.eval else {
+            return Ok(None);
+        };
+        let deal = eval.deal;
+        let rounds =
+            (1..=deal.steps_of_epoch()).flat_map(|step| (0..deal.accumulation).map(move |m| (step, m)));
+        let parts: Vec<MicroBatch> =
+            rounds.map(|(step, micro)| self.micro_batch(eval, step, micro)).collect();
+        let tokens = parts.iter().map(MicroBatch::count).sum();
+        let batches: Vec<_> = parts.iter().map(|part| self.tensors(part)).collect();
+        Ok(Some(self.training.evaluate(batches.into_iter(), tokens)?))
+    }
+
+    /// This rank's groups, with what they have sent since training began.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// Where each rank sits.
+    pub fn placed(&self) -> &Placed {
+        &self.placed
+    }
+
+    /// What each group is predicted to send in a step; on rank 0 alone.
+    pub fn predicted(&self) -> &[Predicted] {
+        &self.predicted
+    }
+
+    /// The model's numbers.
+    pub fn model(&self) -> &llama::Config {
+        &self.model
+    }
+
+    /// Sequences of a step.
+    pub fn batch(&self) -> u64 {
+        self.text.deal.batch()
+    }
+
+    /// The model, its shards and its optimizer.
+    pub fn training(&mut self) -> &mut Loop<Llama> {
+        &mut self.training
+    }
+
+    fn micro_batch(&self, text: &Text, step: u64, micro: u64) -> MicroBatch {
+        let rank = self.groups.mesh().data_parallel_rank(self.groups.rank()) as u64;
+        MicroBatch::new(&text.tokens, &text.windows, &text.deal, (step, micro, rank), &self.positions)
+    }
+
+    fn tensors(&self, batch: &MicroBatch) -> Result<llama::Batch> {
+        let shape = (batch.rows, batch.positions.len());
+        let tensor = |values: &[u32]| Tensor::from_slice(values, shape, &Device::Cpu);
+        Ok(llama::Batch {
+            tokens: tensor(&batch.tokens)?,
+            labels: tensor(&batch.labels)?,
+            positions: batch.positions.clone(),
+            sequences: batch.sequences.clone(),
+        })
+    }
+
+    /// Inside the mesh ranks are counted by place; people know the launcher's numbers.
+    fn by_launcher(&self, error: Error) -> Error {
+        match error {
+            Error::NotFinite { step, rank, what } => {
+                let rank = self.placed.order.iter().position(|&place| place == rank).unwrap_or(rank);
+                Error::NotFinite { step, rank, what }
+            }
+            error => error,
+        }
+    }
+}
+
+/// What needs no other rank.
+struct Read {
+    mesh: Mesh,
+    model: llama::Config,
+    text: Text,
+    eval: Option<Text>,
+    /// Tokens of a sequence, padding among them.
+    sequence: usize,
+}
+
+impl Read {
+    fn new(world: usize, config: &Config) -> Result<Read> {
+        config.check()?;
+        let mesh = Mesh::parse(&config.mesh, world)?;
+        let (micro_batch, accumulation) = config.batching(&mesh)?;
+        let model = match &config.init {
+            Some(folder) => llama::Config::open(folder)?,
+            None => llama::Config {
+                vocab_size: config.tokenizer.vocabulary()?,
+                hidden_size: config.hidden,
+                intermediate_size: config.ffn,
+                num_hidden_layers: config.layers,
+                num_attention_heads: config.heads,
+                num_key_value_heads: config.kv_heads,
+                head_dim: config.hidden / config.heads,
+                ..llama::Config::default()
+            },
+        };
+        Llama::check(&model, &options(config), &mesh)?;
+        let text = |path: Option<&Path>, made: String, order: Order| {
+            let tokens = match path {
+                Some(path) => config.tokenizer.encode_file(path)?,
+                None => config.tokenizer.encode(made.as_bytes())?,
+            };
+            if let Some((at, token)) =
+                tokens.iter().enumerate().find(|(_, t)| **t as usize >= model.vocab_size)
+            {
+                let name = path.map_or("the text".to_owned(), |path| path.display().to_string());
+                return Err(Error::Config(format!(
+                    "{name}: token {at} is {token}, and the model has vocab_size={}; use the tokenizer that belongs to \
+                     the model (--tokenizer)",
+                    model.vocab_size
+                )));
+            }
+            let windows = Windows::new(tokens.len(), config.seq_len);
+            let deal = Deal {
+                windows: windows.count(),
+                order,
+                seed: config.seed,
+                micro_batch: micro_batch as u64,
+                accumulation: accumulation as u64,
+                ranks: mesh.data_parallel_size() as u64,
+            };
+            Ok(Text { tokens, windows, deal })
+        };
+        let eval = match &config.eval_data {
+            None => None,
+            Some(path) if path == Path::new("made") => {
+                Some(text(None, text::generate(2, MADE_FOR_EVAL), Order::Sequential)?)
+            }
+            Some(path) => Some(text(Some(path), String::new(), Order::Sequential)?),
+        };
+        let text = match &config.data {
+            None => text(None, text::generate(1, MADE), config.order)?,
+            Some(path) => text(Some(path), String::new(), config.order)?,
+        };
+        let sequence = config.seq_len + padding(config.seq_len, &mesh);
+        Ok(Read { mesh, model, text, eval, sequence })
+    }
+}
+
+/// The model and this rank's shards of it.
+fn begin(config: &Config, model: &llama::Config, groups: &Groups) -> Result<Loop<Llama>> {
+    let weights = match &config.init {
+        Some(folder) if has_weights(folder) => Weights::open(folder)?,
+        _ => Weights::random(config.seed),
+    };
+    let llama = Llama::new(model.clone(), options(config), groups)?;
+    let fill = |parameter: &Parameter, range: std::ops::Range<usize>, out: &mut [f32]| {
+        weights.fill(parameter, range, out)
+    };
+    let sharded = Sharded::new(llama, groups, config.policy(), &fill)?;
+    Ok(Loop::new(sharded, groups, config.adamw, config.clip, config.dtype == DType::F16))
+}
+
+fn options(config: &Config) -> llama::Options {
+    llama::Options {
+        sequence_parallel: config.sequence_parallel,
+        kv_replicas: config.kv_replicas,
+        dropout: config.dropout,
+        seed: config.seed,
+        attention: config.cp_form,
+        balance: config.cp_balance,
+    }
+}
+
+fn has_weights(folder: &Path) -> bool {
+    ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| folder.join(name).exists())
+}
+
+/// The model as placement sees it.
+fn shape(model: &llama::Config, config: &Config, mesh: &Mesh, sequence: usize) -> Result<placement::Model> {
+    let (micro_batch, accumulation) = config.batching(mesh)?;
+    Ok(placement::Model {
+        name: "this Llama".into(),
+        layers: model.num_hidden_layers as u64,
+        hidden: model.hidden_size as u64,
+        ffn: model.intermediate_size as u64,
+        heads: model.num_attention_heads as u64,
+        kv_heads: model.num_key_value_heads as u64,
+        vocab: model.vocab_size as u64,
+        sequence: sequence as u64,
+        micro_batch: micro_batch as u64,
+        accumulation: accumulation as u64,
+        weight_bytes: config.dtype.size_in_bytes() as u64,
+        gradient_bytes: config.reduce_dtype.size_in_bytes() as u64,
+    })
+}
