@@ -135,15 +135,14 @@ mod tests {
         let n = hosts.len();
         let mesh = Mesh::parse(mesh, n).unwrap();
         let world = world(&Kind::Hosts(hosts.to_vec()), n, &Chooser::default());
-        let all = each(&world, |comm| {
+        each(&world, |comm| {
             let placed = place(comm, &mesh, &small()).unwrap();
             assert_eq!(placed.placement.is_some(), comm.rank() == 0);
             let groups = Groups::new(comm, mesh, &placed.order).unwrap();
             let mut members = vec![0u64; groups.tp().size()];
             groups.tp().all_gather(&[comm.rank() as u64], &mut members).unwrap();
-            members.into_iter().map(|r| r as usize).collect::<Vec<_>>()
-        });
-        all
+            members.into_iter().map(|r| r as usize).collect()
+        })
     }
 
     #[test]

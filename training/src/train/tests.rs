@@ -22,12 +22,15 @@ fn small(settings: &[(&str, &str)]) -> Config {
     config
 }
 
+/// Loss and norm of each step.
+type Rows = Vec<(f64, f64)>;
+
 /// What every rank's run comes to, with what it makes of its trainer at the end.
 fn run_with<R: Send>(
     ranks: usize,
     config: &Config,
     end: impl Fn(&mut Trainer) -> R + Sync,
-) -> Vec<Result<(Vec<(f64, f64)>, R)>> {
+) -> Vec<Result<(Rows, R)>> {
     each(&Communicator::local(ranks).unwrap(), |comm| {
         let mut trainer = Trainer::new(comm, config)?;
         let mut rows = Vec::new();
@@ -40,7 +43,7 @@ fn run_with<R: Send>(
 }
 
 /// Losses and norms of a run, which all ranks agree about.
-fn run(ranks: usize, settings: &[(&str, &str)]) -> Vec<(f64, f64)> {
+fn run(ranks: usize, settings: &[(&str, &str)]) -> Rows {
     let mut all: Vec<_> =
         run_with(ranks, &small(settings), |_| ()).into_iter().map(|result| result.unwrap().0).collect();
     assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "{all:?}");
