@@ -3,7 +3,7 @@
 //!
 //! A model is a list of [`stages`](model::Model): functions from weights and an input to an output. Its weights
 //! belong to *units* (a transformer block, say); each unit's weights lie as one flat vector, of which every rank keeps
-//! a shard, an optimizer's state for the shard, and nothing else between steps. A [`Trainer`](shard::Sharded) gathers
+//! a shard, an optimizer's state for the shard, and nothing else between steps. [`Sharded`](shard::Sharded) gathers
 //! a unit's weights when a stage needs them and scatters their gradients when the last stage that needs them has been
 //! differentiated.
 //!
