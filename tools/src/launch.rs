@@ -21,7 +21,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use child::Watchdog;
 pub use given::given;
 use lines::{Lines, To};
-pub use together::Failure;
+pub use together::{Failure, is_echo};
 
 /// What to start.
 #[derive(Debug, Clone)]

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::launch::is_echo;
+
 /// Why nothing, or not everything, was measured.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -47,12 +49,7 @@ impl Error {
 
     /// Whether it only follows from another rank's.
     pub fn is_echo(&self) -> bool {
-        use nd_comm::Error::{Aborted, Failed, PeerFailed, Timeout};
-        match self {
-            Error::Comm(PeerFailed { .. } | Failed { .. } | Timeout { told_by: Some(_), .. }) => true,
-            Error::Comm(Aborted { rank, culprit, .. }) => rank != culprit,
-            _ => false,
-        }
+        matches!(self, Error::Comm(e) if is_echo(e))
     }
 
     /// Whether there is nobody to tell, as when the reader of the table went away (`| head`), or nothing new to tell.

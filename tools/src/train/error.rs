@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::launch::is_echo;
+
 /// Why nothing, or not everything, was trained.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -53,15 +55,7 @@ impl Error {
 
     /// Whether it only follows from another rank's.
     pub fn is_echo(&self) -> bool {
-        use nd_comm::Error::{Aborted, Failed, PeerFailed, Timeout};
-        match self {
-            Error::Training(nd_training::Error::Comm(e)) => match e {
-                PeerFailed { .. } | Failed { .. } | Timeout { told_by: Some(_), .. } => true,
-                Aborted { rank, culprit, .. } => rank != culprit,
-                _ => false,
-            },
-            _ => false,
-        }
+        matches!(self, Error::Training(nd_training::Error::Comm(e)) if is_echo(e))
     }
 
     /// Whether there is nobody to tell, or nothing new to tell.
