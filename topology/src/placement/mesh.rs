@@ -85,7 +85,7 @@ impl Mesh {
                     String::new()
                 };
                 return Err(Error::Mesh(format!(
-                    "the mesh {shown} = {product} ranks, and the cluster has {world}{hint}"
+                    "the mesh {shown} = {product} ranks, and there are {world}; choose sizes whose product is {world}{hint}"
                 )));
             }
         }
