@@ -35,13 +35,15 @@ steps = 300
 micro-batch = 4
 lr = 3e-3
 schedule = \"cosine\"
-warmup = 20
 order = \"shuffled\"
 eval-data = \"made\"
 eval-every = 50
 metrics = \"nd-train.jsonl\"
 plot = \"nd-train.png\"
 ";
+
+/// And the part of its steps that warm up.
+const WARMUP: u64 = 15;
 
 /// The flag for a configuration file, the one that prints, and the name of what stands alone.
 const FILE: &str = "config";
@@ -115,7 +117,9 @@ fn taken(matches: &ArgMatches) -> Result<Config, Error> {
         }
     }
     let named = |name: &str| flags.iter().any(|(flag, _)| *flag == name);
-    if file.is_none() && !named("data") && !named("init") {
+    let alone = file.is_none() && !named("data") && !named("init");
+    let said_warmup = named("warmup") || pairs.iter().any(|pair| pair.starts_with("warmup="));
+    if alone {
         config.read_toml(ALONE)?;
     }
     if let Some(file) = file {
@@ -131,6 +135,9 @@ fn taken(matches: &ArgMatches) -> Result<Config, Error> {
     }
     for (name, value) in flags {
         config.set(name, value).map_err(|e| Error::Usage(format!("--{e}")))?;
+    }
+    if alone && !said_warmup {
+        config.warmup = config.steps / WARMUP;
     }
     if let Some(path) = &config.plot {
         plot::format(path)?;
@@ -153,6 +160,9 @@ mod tests {
         command().debug_assert();
         let alone = config("").unwrap();
         assert_eq!((alone.ranks, alone.steps), (Some(2), 300));
+        assert_eq!(alone.warmup, 20);
+        assert_eq!(config("--steps 1").unwrap().warmup, 0);
+        assert_eq!(config("--steps 30 warmup=5").unwrap().warmup, 5);
         assert_eq!(config("--data x").unwrap().steps, Config::default().steps);
         assert!(config("--data x").unwrap().metrics.is_none());
     }

@@ -75,8 +75,12 @@ fn chart(root: &Canvas<'_>, trained: &Points, measured: &Points) -> Drawn {
     let along: Vec<_> = steps.iter().map(|x| (place(*x, 0.0), format!("{x:.0}"))).collect();
     let up: Vec<_> = values.iter().map(|y| (place(0.0, *y), format!("{y:.digits$}"))).collect();
     draw::axes(root, ("step", &along), ("loss, nats a token", &up))?;
-    chart.draw_series([PathElement::new(trained.clone(), BLUE.stroke_width(THICK))])?;
-    chart.draw_series([PathElement::new(measured.clone(), ORANGE.stroke_width(THICK))])?;
+    for (points, color) in [(trained, BLUE), (measured, ORANGE)] {
+        // One point is no line.
+        if points.len() > 1 {
+            chart.draw_series([PathElement::new(points.clone(), color.stroke_width(THICK))])?;
+        }
+    }
     chart.draw_series(measured.iter().map(|p| Circle::new(*p, DOT, ORANGE.filled())))?;
     Ok(())
 }

@@ -48,6 +48,10 @@ impl Report {
             trainer.batch(),
             config.seq_len
         );
+        if let Some(path) = &config.plot {
+            // A file that cannot be written is told now, not after the last step.
+            plot::write(path, &title, &subtitle, &[])?;
+        }
         let report = Report {
             config: config.clone(),
             title,
