@@ -67,7 +67,8 @@ impl Config {
     pub fn open(dir: &Path) -> Result<Config> {
         let path = dir.join("config.json");
         let error = |problem| Error::File { path: path.clone(), problem };
-        let text = std::fs::read_to_string(&path).map_err(|e| error(e.to_string()))?;
+        let text = std::fs::read_to_string(&path)
+            .map_err(|e| error(format!("cannot be read: {e}; check --init")))?;
         Config::from_json(&text).map_err(|e| error(e.to_string()))
     }
 
@@ -151,6 +152,13 @@ impl Config {
             format!(
                 "num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}: \
                  each key and value head serves as many heads"
+            )
+        } else if !self.head_dim.is_multiple_of(2) {
+            format!(
+                "head_dim={}: rotary positions turn pairs of channels; it is even, such as hidden_size={} over {} heads",
+                self.head_dim,
+                2 * self.head_dim.div_ceil(2) * heads,
+                heads
             )
         } else if !(self.rms_norm_eps >= 0.0 && self.rms_norm_eps.is_finite()) {
             format!("rms_norm_eps={}; it is a small number, 1e-5 for example", self.rms_norm_eps)

@@ -68,7 +68,8 @@ pub fn predict(
     if let Some(row) = slowest {
         let (gathered, scatters) = match (policy.zero, policy.reshard) {
             (0, _) => (0.0, 2.0 * reductions),
-            (1 | 2, _) => (parameters, micro_batches),
+            (1, _) => (parameters, reductions),
+            (2, _) => (parameters, micro_batches),
             (_, Reshard::Never) => (parameters * micro_batches, micro_batches),
             _ => ((2.0 * parameters - kept) * micro_batches, micro_batches),
         };

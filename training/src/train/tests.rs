@@ -99,6 +99,20 @@ fn ranks_that_run_out_of_data_go_on_without() {
 }
 
 #[test]
+fn a_text_without_a_single_step_is_refused_with_the_numbers() {
+    for (key, value, words) in [
+        ("seq-len", "100000000", "1 sequences of seq-len + 1 = 100000001"),
+        ("batch", "1000000000000", "a step takes 1000000000000"),
+    ] {
+        let error = run_with(1, &small(&[(key, value)]), |_| ()).remove(0).unwrap_err().to_string();
+        assert!(error.starts_with("the text has 200") && error.contains(words), "{error}");
+    }
+    let odd = small(&[("hidden", "60")]);
+    let error = run_with(1, &odd, |_| ()).remove(0).unwrap_err().to_string();
+    assert!(error.starts_with("head_dim=15"), "{error}");
+}
+
+#[test]
 fn a_length_that_does_not_divide_is_padded() {
     let odd = |mesh| [("seq-len", "27"), ("mesh", mesh)];
     let one = run(1, &odd("dp_shard=1"));
@@ -155,14 +169,23 @@ fn meshes_that_do_not_divide_the_model_are_refused_with_the_numbers() {
 #[test]
 fn what_is_sent_is_what_was_predicted() {
     let meshes = [
-        (4, "dp_shard=2,tp=2", "3"),
-        (4, "dp_shard=4", "1"),
-        (4, "dp_shard=4", "0"),
-        (8, "dp_replicate=2,dp_shard=2,cp=2", "3"),
-        (4, "dp_replicate=2,dp_shard=2", "0"),
+        (4, "dp_shard=2,tp=2", "3", "1"),
+        (4, "dp_shard=4", "1", "1"),
+        (2, "dp_shard=2", "1", "4"),
+        (2, "dp_shard=2", "2", "4"),
+        (4, "dp_shard=4", "0", "1"),
+        (8, "dp_replicate=2,dp_shard=2,cp=2", "3", "1"),
+        (4, "dp_replicate=2,dp_shard=2", "0", "1"),
     ];
-    for (ranks, mesh, zero) in meshes {
-        let config = small(&[("mesh", mesh), ("zero", zero), ("hidden", "64"), ("ffn", "256")]);
+    for (ranks, mesh, zero, accumulation) in meshes {
+        let settings = [
+            ("mesh", mesh),
+            ("zero", zero),
+            ("accumulation", accumulation),
+            ("hidden", "64"),
+            ("ffn", "256"),
+        ];
+        let config = small(&settings);
         let mut all = run_with(ranks, &config, |trainer| {
             let mut sent = BTreeMap::<&str, f64>::new();
             for ((group, _), entry) in trainer.groups().ledger().entries() {
@@ -174,7 +197,11 @@ fn what_is_sent_is_what_was_predicted() {
         assert!(!predicted.is_empty());
         for p in predicted {
             let ratio = sent[p.group] / p.bytes;
-            assert!((ratio - 1.0).abs() < 0.05, "{mesh}, zero={zero}, {}: {ratio}", p.group);
+            assert!(
+                (ratio - 1.0).abs() < 0.05,
+                "{mesh}, zero={zero}, {accumulation} micro-batches, {}: {ratio}",
+                p.group
+            );
         }
     }
 }

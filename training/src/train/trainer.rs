@@ -152,10 +152,12 @@ impl Trainer {
             rounds.map(|(step, micro)| self.micro_batch(eval, step, micro)).collect();
         let tokens = parts.iter().map(MicroBatch::count).sum();
         let batches: Vec<_> = parts.iter().map(|part| self.tensors(part)).collect();
-        Ok(Some(self.training.evaluate(batches.into_iter(), tokens)?))
+        let ledger = self.groups.ledger().clone();
+        let loss = ledger.aside(|| self.training.evaluate(batches.into_iter(), tokens))?;
+        Ok(Some(loss))
     }
 
-    /// This rank's groups, with what they have sent since training began.
+    /// This rank's groups, with what they have sent in the steps so far; evaluation is not among it.
     pub fn groups(&self) -> &Groups {
         &self.groups
     }
@@ -279,6 +281,16 @@ impl Read {
             None => text(None, text::generate(1, MADE), config.order)?,
             Some(path) => text(Some(path), String::new(), config.order)?,
         };
+        let (sequences, batch) = (text.deal.windows, text.deal.batch());
+        if text.tokens.len() <= config.seq_len || batch > sequences {
+            return Err(Error::Config(format!(
+                "the text has {} tokens, {sequences} sequences of seq-len + 1 = {}, and a step takes {batch} (micro-batch × \
+                 accumulation × {} data-parallel ranks); lower --seq-len or --batch, or give a longer text",
+                text.tokens.len(),
+                config.seq_len + 1,
+                mesh.data_parallel_size()
+            )));
+        }
         let sequence = config.seq_len + padding(config.seq_len, &mesh);
         Ok(Read { mesh, model, text, eval, sequence })
     }
