@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `pack` | a few elements in registers: the portable form, on arrays |
 //! | `avx2` | floats with AVX2, F16C and FMA |
+//! | `avx512` | bfloat16 with AVX-512 |
 //! | `float8` | sums of fp8 with AVX2 |
 //! | `evaluate` | the loops over packs: one or two operands, balanced trees in one pass |
 //! | `blocks` | any fold, for a block of elements at a time |
@@ -30,6 +31,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod blocks;
 mod evaluate;
 #[cfg(target_arch = "x86_64")]

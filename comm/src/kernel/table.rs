@@ -2,16 +2,23 @@
 
 use half::{bf16, f16};
 
-#[cfg(target_arch = "x86_64")]
-use super::avx2;
 use super::evaluate::{Functions, Params, Unary};
-#[cfg(target_arch = "x86_64")]
-use super::float8;
 use super::pack::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512, float8};
 use crate::number::{DataType, F8E4M3, F8E5M2, ReduceOp};
 
 /// The fastest loops that this processor runs; nothing when the operation is not defined for the type.
 pub(super) fn best(data_type: DataType, op: ReduceOp) -> Option<Functions> {
+    #[cfg(target_arch = "x86_64")]
+    if data_type == DataType::BF16 && avx512::available() {
+        return with_avx512::float::<avx512::BF16>(op);
+    }
+    up_to_avx2(data_type, op)
+}
+
+/// The fastest loops without AVX-512.
+pub(super) fn up_to_avx2(data_type: DataType, op: ReduceOp) -> Option<Functions> {
     #[cfg(target_arch = "x86_64")]
     if avx2::available() {
         return match data_type {
@@ -136,6 +143,7 @@ macro_rules! instantiate {
                 Some(functions)
             }
 
+            #[allow(dead_code)] // AVX-512 has loops for floats alone
             pub(super) fn native(data_type: DataType, op: ReduceOp) -> Option<Functions> {
                 match data_type {
                     DataType::I8 => integer::<Portable<i8, 32>, Portable<u8, 32>>(op),
@@ -157,3 +165,5 @@ macro_rules! instantiate {
 instantiate!(any, fuses: false);
 #[cfg(target_arch = "x86_64")]
 instantiate!(with_avx2, fuses: true, "avx2,f16c,fma");
+#[cfg(target_arch = "x86_64")]
+instantiate!(with_avx512, fuses: true, "avx512f,avx512bw,avx512dq,avx512bf16");

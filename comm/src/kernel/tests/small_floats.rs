@@ -2,25 +2,27 @@
 
 use super::*;
 
-/// Folds `terms`, which are elements of `t`, by the portable and by this processor's loops, and asserts that they
-/// agree. Gives the result.
-fn both_agree(t: DataType, op: ReduceOp, terms: &[&[u8]], finish: bool) -> Vec<u8> {
+/// Folds `terms`, which are elements of `t`, by the portable loops and by all others that this processor has, and asserts
+/// that they agree. Gives the result.
+fn all_agree(t: DataType, op: ReduceOp, terms: &[&[u8]], finish: bool) -> Vec<u8> {
     let fold = Fold::balanced(terms.len());
     let sources: Vec<_> = terms.iter().map(|t| Source { ptr: t.as_ptr(), wide: false }).collect();
-    let [portable, here] = [Kernel::portable as Make, Kernel::new].map(|make| {
+    let [portable, others @ ..] = PATHS.map(|(path, make)| {
         let mut out = vec![0xee; terms[0].len()];
         let dst = Destination { ptr: out.as_mut_ptr(), wide: false, finish };
         let kernel = make(t, op, terms.len()).expect("a supported operation");
         // SAFETY: all terms are as long as the result.
         unsafe { kernel.fold(&fold, &sources, dst, out.len() / t.size()) };
-        out
+        (path, out)
     });
     let size = t.size();
-    for (i, (a, b)) in portable.chunks(size).zip(here.chunks(size)).enumerate() {
-        let values: Vec<_> = terms.iter().map(|t| &t[i * size..(i + 1) * size]).collect();
-        assert_eq!(a, b, "{op} of {values:02x?}");
+    for (path, other) in others {
+        for (i, (a, b)) in portable.1.chunks(size).zip(other.chunks(size)).enumerate() {
+            let values: Vec<_> = terms.iter().map(|t| &t[i * size..(i + 1) * size]).collect();
+            assert_eq!(a, b, "{path}: {op} of {values:02x?}");
+        }
     }
-    here
+    portable.1
 }
 
 #[test]
@@ -28,7 +30,7 @@ fn all_pairs_of_fp8() {
     let (left, right): (Vec<u8>, Vec<u8>) = (0..=u16::MAX).map(|i| ((i >> 8) as u8, i as u8)).unzip();
     for t in [DataType::F8E4M3, DataType::F8E5M2] {
         for op in ops(t) {
-            let got = both_agree(t, op, &[&left, &right], true);
+            let got = all_agree(t, op, &[&left, &right], true);
             for ((&a, &b), &got) in left.iter().zip(&right).zip(&got) {
                 let v = evaluate_slowly(t, op, &Fold::balanced(2), &[read(t, &[a]), read(t, &[b])], Some(2));
                 assert_eq!(u64::from(got), bits(t, v), "{t}: {op} of {a:02x} and {b:02x}");
@@ -47,7 +49,7 @@ fn trees_of_fp8_round_once() {
                 let terms: Vec<Vec<u8>> = (0..n)
                     .map(|k| (0..256).map(|i| all[(i * (2 * k + 1) + k * step) % 256]).collect())
                     .collect();
-                both_agree(t, ReduceOp::Sum, &terms.iter().map(Vec::as_slice).collect::<Vec<_>>(), false);
+                all_agree(t, ReduceOp::Sum, &terms.iter().map(Vec::as_slice).collect::<Vec<_>>(), false);
             }
         }
     }
@@ -77,15 +79,15 @@ fn all_16_bits_beside_others() {
         for other in few {
             let other: Vec<u8> = other.to_le_bytes().repeat(1 << 16);
             for op in ops(t) {
-                both_agree(t, op, &[&all, &other], true);
-                both_agree(t, op, &[&other, &all], true);
+                all_agree(t, op, &[&all, &other], true);
+                all_agree(t, op, &[&other, &all], true);
             }
         }
         for n in [2, 4, 8] {
             for _ in 0..4 {
                 let mut terms = vec![all.clone()];
                 terms.extend((1..n).map(|_| fill(&mut rng, t, 1 << 16)));
-                both_agree(t, ReduceOp::Sum, &terms.iter().map(Vec::as_slice).collect::<Vec<_>>(), true);
+                all_agree(t, ReduceOp::Sum, &terms.iter().map(Vec::as_slice).collect::<Vec<_>>(), true);
             }
         }
     }
@@ -108,7 +110,7 @@ fn all_16_bits_are_rounded_to_and_widened() {
                     .flat_map(|x| [-1i32, 0, 1].map(|d| f32::from_bits(x.to_bits().wrapping_add_signed(d))))
             })
             .collect();
-        for make in [Kernel::portable as Make, Kernel::new] {
+        for (path, make) in PATHS {
             let kernel = make(t, ReduceOp::Sum, 2).expect("a sum");
             let (mut narrow, mut back) = (vec![0u16; wide.len()], vec![0f32; wide.len()]);
             // SAFETY: all are of the same length.
@@ -121,7 +123,7 @@ fn all_16_bits_are_rounded_to_and_widened() {
                 kernel.copy(src, dst, wide.len());
             }
             for ((&x, &got), &back) in wide.iter().zip(&narrow).zip(&back) {
-                assert_eq!(u64::from(got), bits(t, Single(x)), "{t}: {x:e} {:08x}", x.to_bits());
+                assert_eq!(u64::from(got), bits(t, Single(x)), "{path}, {t}: {x:e} {:08x}", x.to_bits());
                 assert!(back.to_bits() == to_f32(got).to_bits() || back.is_nan() && to_f32(got).is_nan());
             }
         }
@@ -139,7 +141,30 @@ fn any_start_and_length_of_small_floats() {
                 // Terms start at different distances, so that no two are aligned alike.
                 let at = |k: usize| start + k * t.size();
                 let terms: Vec<_> = (0..n).map(|k| &terms[k][at(k)..at(k) + count * t.size()]).collect();
-                both_agree(t, ReduceOp::Sum, &terms, true);
+                all_agree(t, ReduceOp::Sum, &terms, true);
+            }
+        }
+    }
+}
+
+/// Loops look for what is rare in many elements at once: it is found wherever it is, and leaves its neighbours alone.
+#[test]
+fn one_special_value_among_ordinary_ones() {
+    for (t, specials) in [
+        (DataType::BF16, [0x0001u16, 0x807f, 0x7f81, 0xffc1, 0x7f80]),
+        (DataType::F16, [0x0001, 0x83ff, 0x7c01, 0xfe01, 0x7c00]),
+    ] {
+        let ordinary: Vec<u16> = (0..130).map(|i| 0x3c00 + 37 * i).collect();
+        for special in specials {
+            for at in 0..ordinary.len() {
+                let mut left = ordinary.clone();
+                let mut right: Vec<_> = ordinary.iter().rev().copied().collect();
+                (left[at], right[at]) = (special, 0);
+                let [left, right] =
+                    [left, right].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
+                for op in ops(t) {
+                    all_agree(t, op, &[&left, &right], true);
+                }
             }
         }
     }
