@@ -57,7 +57,8 @@ fn position(found: &mut Vec<Interface>, name: &str, flags: u32, c_name: &CStr) -
         // SAFETY: a C string.
         index: unsafe { libc::if_nametoindex(c_name.as_ptr()) },
         addresses: Vec::new(),
-        up: is(libc::IFF_UP) && is(libc::IFF_RUNNING),
+        // The kernel says "running" up to a second after the carrier is there, and of a dormant interface never.
+        up: is(libc::IFF_UP) && (is(libc::IFF_RUNNING) || is(libc::IFF_LOWER_UP)),
         kind,
         speed: fs::read_to_string(sysfs.join("speed")).ok().and_then(|s| s.trim().parse().ok()),
     });
