@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::exec::peers::DROPPED;
 use crate::exec::stamp::Stamp;
 use crate::exec::standstill::Standstill;
 
@@ -154,6 +155,24 @@ pub enum Error {
         /// Why.
         source: nd_transport::Error,
     },
+}
+
+impl Error {
+    /// Whether this rank only repeats what another one has found and tells itself: a program that prints the errors of all
+    /// its ranks can leave it out.
+    pub fn is_echo(&self) -> bool {
+        match self {
+            // One that leaves in order has nothing to tell.
+            Error::PeerFailed { why, .. } => why != DROPPED,
+            Error::Failed { .. } => true,
+            // Who is missing itself has something to explain.
+            Error::Timeout { rank, standstill, told_by } => {
+                told_by.is_some() && standstill.missing.iter().all(|missing| missing.rank != *rank)
+            }
+            Error::Aborted { rank, culprit, .. } => rank != culprit,
+            _ => false,
+        }
+    }
 }
 
 /// The message: what a program prints whose `main` returns this error.

@@ -21,7 +21,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use child::Watchdog;
 pub use given::given;
 use lines::{Lines, To};
-pub use together::{Failure, is_echo};
+pub use together::Failure;
 
 /// What to start.
 #[derive(Debug, Clone)]
@@ -40,6 +40,8 @@ pub struct Plan {
     pub rendezvous: Option<(String, u16)>,
     /// Variables to set besides those of the launch.
     pub environment: Vec<(OsString, OsString)>,
+    /// Whether the first rank here reads the launcher's standard input, unless that is a terminal.
+    pub input: bool,
     /// What happens to the output.
     pub output: Output,
     /// Whether each rank stays on cores of its own.
@@ -77,6 +79,7 @@ impl Plan {
             node_rank: 0,
             rendezvous: None,
             environment: Vec::new(),
+            input: true,
             output: Output::Prefixed,
             bind: Bind::None,
             grace: Duration::from_secs(5),
@@ -259,7 +262,7 @@ impl Group {
             if let Some(secret) = &secret {
                 command.env("ND_SECRET", secret.reveal_hex());
             }
-            if local > 0 || io::IsTerminal::is_terminal(&io::stdin()) {
+            if local > 0 || !plan.input || io::IsTerminal::is_terminal(&io::stdin()) {
                 // Only one can read it, and a process group in the background may not read a terminal.
                 command.stdin(Stdio::null());
             }

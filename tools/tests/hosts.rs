@@ -140,6 +140,47 @@ fn a_file_of_hosts_and_a_remote_shell() {
     assert!(!out.status.success() && text(&out.stderr).contains("nowhere"), "{}", text(&out.stderr));
 }
 
+/// Processes with this word on their command line.
+fn processes_with(word: &str) -> usize {
+    let of = |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+    let all = std::fs::read_dir("/proc").expect("processes").flatten().map(of);
+    all.filter(|line| text(line).contains(word)).count()
+}
+
+/// However nd-bench ends, so do the ranks that it started on other hosts.
+#[test]
+fn nothing_runs_on_after_a_remote_start_was_killed() {
+    let Some(hosts) = Hosts::new("nothing_runs_on_after_a_remote_start_was_killed", 2) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let shell = hosts.remote_shell(folder.path()).expect("a script");
+    let file = folder.path().join("hosts-of-the-killed");
+    std::fs::write(&file, format!("{} slots=2\n{} slots=2\n", hosts.v4(0), hosts.v4(1))).expect("a file");
+    let mut nd_bench = Command::new(BENCH)
+        .args(["allreduce", "-b", "8", "-e", "8", "-N", "0", "--hosts"])
+        .arg(&file)
+        .arg("--rsh")
+        .arg(&shell)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    // The first line comes from rank 0, when all ranks have met.
+    let mut line = String::new();
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(nd_bench.stdout.as_mut().expect("a pipe")),
+        &mut line,
+    )
+    .expect("a line");
+    let word = file.to_str().expect("a path");
+    assert!(processes_with(word) > 4, "{line}");
+    nd_bench.kill().expect("it runs");
+    nd_bench.wait().expect("it ends");
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while processes_with(word) > 0 {
+        assert!(std::time::Instant::now() < until, "{} processes run on", processes_with(word));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 /// Bytes that each host sends for one call, measured at its interface: of many calls less those of a few, so that
 /// starting and leaving do not count.
 fn sent_per_call(hosts: &Hosts, ranks: usize, collective: &str, algorithm: &str, size: &str) -> Vec<f64> {

@@ -144,14 +144,16 @@ fn restarts_with_a_new_port_and_secret() {
 
 /// Starts ranks that print their own and their child's number, then sleep.
 fn sleepers(trap: &str) -> (Child, Vec<u32>) {
-    let (launcher, pids, out) = started(&format!("{trap} sleep 1000 & echo $$ $!; wait; echo unreachable"));
+    let (launcher, pids, out) =
+        started(&[], &format!("{trap} sleep 1000 & echo $$ $!; wait; echo unreachable"));
     drain(out);
     (launcher, pids)
 }
 
 /// Starts ranks of a script that prints two process numbers first; gives these and what else it prints.
-fn started(text: &str) -> (Child, Vec<u32>, Lines<BufReader<ChildStdout>>) {
-    let mut launcher = script(&["-n", "2", "--max-restarts", "2"], text)
+fn started(options: &[&str], text: &str) -> (Child, Vec<u32>, Lines<BufReader<ChildStdout>>) {
+    let mut launcher = script(&[&["-n", "2", "--max-restarts", "2"], options].concat(), text)
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -213,7 +215,7 @@ fn signals_are_passed_on_and_end_without_restart() {
 #[test]
 fn asking_twice_kills() {
     let stubborn = "trap 'echo heard' TERM; sleep 1000 & echo $$ $!; while :; do wait; sleep 0.1; done";
-    let (mut launcher, pids, mut out) = started(stubborn);
+    let (mut launcher, pids, mut out) = started(&[], stubborn);
     kill(launcher.id(), rustix::process::Signal::TERM);
     // Both hear the first signal and stay.
     for _ in 0..2 {
@@ -225,6 +227,19 @@ fn asking_twice_kills() {
     kill(launcher.id(), rustix::process::Signal::TERM);
     assert_eq!(launcher.wait().unwrap().code(), Some(143));
     all_go(&pids);
+}
+
+/// Also those that do not hear SIGTERM: whoever started the launcher is gone, and nobody asks again.
+#[test]
+fn the_end_of_standard_input_ends_ranks_if_it_is_to() {
+    for trap in ["", "trap '' TERM;"] {
+        let text = format!("{trap} sleep 1000 & echo $$ $!; while :; do wait; sleep 0.1; done");
+        let (mut launcher, pids, out) = started(&["--end-with-input", "--grace", "0.2"], &text);
+        drain(out);
+        drop(launcher.stdin.take());
+        assert_eq!(launcher.wait().unwrap().code(), Some(129));
+        all_go(&pids);
+    }
 }
 
 #[test]

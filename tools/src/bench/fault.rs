@@ -1,5 +1,6 @@
 //! `--fault`: what goes wrong on purpose, to which rank and when; and what the others say of it.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io::{self, Write};
 use std::str::FromStr;
@@ -135,6 +136,8 @@ fn culprits(faults: &[Fault]) -> String {
 pub struct Strikes {
     began: Instant,
     first: Duration,
+    /// When this rank began its last call: between calls it prepares its buffers, and cannot be told of anything.
+    called: Cell<Instant>,
     mistakes: Arc<AtomicBool>,
     /// Dropped to call off what has not happened.
     call_off: Option<Sender<()>>,
@@ -172,23 +175,37 @@ impl Strikes {
             .spawn(strike)
             .map_err(|e| Error::Machine(format!("cannot start a thread: {e}; raise `ulimit -u`")))?;
         let first = faults.iter().map(|fault| fault.after).min().unwrap_or_default();
-        let strikes = Strikes { began, first, mistakes, call_off: Some(call_off), thread: Some(thread) };
+        let strikes = Strikes {
+            began,
+            first,
+            called: Cell::new(began),
+            mistakes,
+            call_off: Some(call_off),
+            thread: Some(thread),
+        };
         Ok((strikes, met))
     }
 
     /// Before each call: calls something else, if this is to be.
     pub fn before_call(&self, comm: &Communicator) -> nd_comm::Result<()> {
+        self.called.set(Instant::now());
         match self.mistakes.load(Ordering::Acquire) {
             true => comm.all_reduce(&mut [0u16; 3], ReduceOp::Max),
             false => Ok(()),
         }
     }
 
-    /// Tells what this rank was told, and after how long; whether it names one of those to whom something happened.
+    /// Tells what this rank was told, and after how long it was in a call; whether it names one of those to whom something happened.
     pub fn tell(&self, rank: usize, faults: &[Fault], error: &nd_comm::Error) -> Result<bool, Error> {
-        let after = self.began.elapsed().as_secs_f64() - self.first.as_secs_f64();
+        let struck = self.began + self.first;
+        let called = self.called.get();
+        let after = called.max(struck).elapsed().as_secs_f64();
+        let call = match called.saturating_duration_since(struck).as_secs_f64() {
+            0.0 => String::new(),
+            later => format!(" in a call that it began {later:.3} s later"),
+        };
         let own = if faults.iter().any(|fault| fault.rank == rank) { ", itself to blame" } else { "" };
-        print(&format!("# rank {rank}{own}, after {after:.3} s: {error}\n"))?;
+        print(&format!("# rank {rank}{own}, after {after:.3} s{call}: {error}\n"))?;
         Ok(faults.iter().any(|fault| names(&error.to_string(), fault.rank)))
     }
 }

@@ -79,7 +79,9 @@ pub fn measure<T: Sample>(
         0 => None,
         checks => {
             progress.phase(|| "checking".into());
-            let found = (0..checks).map(|seed| check(comm, case, op, seed, buffers)).sum::<Result<u64>>()?;
+            let found = (0..checks)
+                .map(|seed| check(comm, case, op, seed, buffers, || Ok(())))
+                .sum::<Result<u64>>()?;
             Some(gathered(comm, &[found])?.iter().sum())
         }
     };
@@ -105,11 +107,13 @@ pub fn check<T: Sample>(
     op: Option<ReduceOp>,
     seed: u32,
     buffers: &mut Buffers<T>,
+    before_call: impl FnOnce() -> Result<()>,
 ) -> Result<u64> {
     let recipe = Recipe::new::<T>(op, case.ranks, seed);
     let picture = picture(case);
     fill(&recipe, &picture.send, &mut buffers.send);
     fill(&recipe, &picture.before, &mut buffers.recv);
+    before_call()?;
     perform(comm, case, op, &buffers.send, &mut buffers.recv)?;
     let inputs = wrong(&recipe, &picture.send, &buffers.send);
     Ok(inputs + wrong(&recipe, &picture.after, &buffers.recv))

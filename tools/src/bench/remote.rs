@@ -1,6 +1,7 @@
 //! Ranks on other hosts (`--hosts`): each host runs `nd-run`, started through a remote shell.
 //!
-//! What the remote shell runs comes by its standard input, so that the job's secret is on no command line.
+//! What the remote shell runs comes by its standard input, so that the job's secret is on no command line. It stays open:
+//! the ranks there end when it ends.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -48,7 +49,7 @@ pub fn run(file: &Path, remote_shell: &str, ranks: Option<usize>, config: &Confi
         }
         script
             + &format!(
-                "exec {} -n {} --nnodes {} --node-rank {node} --rdzv {}:{port} --no-prefix -- {} {}\n",
+                "exec {} -n {} --nnodes {} --node-rank {node} --rdzv {}:{port} --no-prefix --end-with-input -- {} {}\n",
                 quoted(launcher.as_os_str()),
                 hosts[node].slots,
                 hosts.len(),
@@ -68,7 +69,8 @@ pub fn run(file: &Path, remote_shell: &str, ranks: Option<usize>, config: &Confi
             let mut command = Command::new(name);
             command.args(&shell).arg(&host.name).args(["sh", "-s"]).stdin(Stdio::piped());
             let mut child = command.spawn()?;
-            if let Some(mut input) = child.stdin.take() {
+            // Stays open: when this process ends, however it does, so does the input of nd-run there.
+            if let Some(input) = &mut child.stdin {
                 input.write_all(script(node).as_bytes())?;
             }
             Ok(child)

@@ -194,8 +194,8 @@ impl Task<'_> {
         };
         if let Some(strikes) = self.strikes {
             for in_place in [false, true].into_iter().take(1 + usize::from(bench.in_place())) {
-                strikes.before_call(comm)?;
-                self.wrong += check(comm, &case(in_place), op, 0, buffers)?;
+                let strike = || strikes.before_call(comm);
+                self.wrong += check(comm, &case(in_place), op, 0, buffers, strike)?;
             }
             return Ok(());
         }

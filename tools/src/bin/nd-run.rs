@@ -66,6 +66,9 @@ struct Arguments {
     /// Seconds between SIGTERM and SIGKILL when ranks have to end
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, allow_negative_numbers = true)]
     grace: f64,
+    /// End all ranks when standard input ends, as it does when whoever started nd-run by a remote shell is gone
+    #[arg(long)]
+    end_with_input: bool,
     /// Write a summary to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -175,6 +178,7 @@ fn plan(arguments: &Arguments) -> Result<Plan, Error> {
         BindTo::None => Bind::None,
         BindTo::Core => Bind::Core,
     };
+    plan.input = !arguments.end_with_input;
     if arguments.no_prefix {
         plan.output = Output::Inherited;
     }
@@ -237,8 +241,8 @@ fn write_json(path: &Path, summary: &Summary) -> std::io::Result<()> {
 
 fn run(arguments: &Arguments, plan: &Plan) -> Result<Summary, Error> {
     let began = Instant::now();
-    let mut signals =
-        Signals::new().map_err(|source| Error::System { what: "listen for signals".into(), source })?;
+    let mut signals = Signals::new(arguments.end_with_input)
+        .map_err(|source| Error::System { what: "listen for signals".into(), source })?;
     let mut restarts = 0;
     loop {
         let last = once(plan, restarts, &mut signals, arguments.keep_going)?;
@@ -332,6 +336,12 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) ->
             }
             Event::Other => {
                 for signal in signals.take() {
+                    if signal == INPUT_ENDED {
+                        // Nobody is there to ask again.
+                        once.interrupted.get_or_insert(libc::SIGHUP);
+                        once.ended.extend(group.end(plan.grace));
+                        break;
+                    }
                     let again = once.interrupted.replace(signal).is_some();
                     group.signal(match signal {
                         // Asked twice: at once.
@@ -348,12 +358,15 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) ->
     }
     // A signal that came while the ranks were being ended means no restart.
     if let Some(signal) = signals.take().first() {
-        once.interrupted.get_or_insert(*signal);
+        once.interrupted.get_or_insert(if *signal == INPUT_ENDED { libc::SIGHUP } else { *signal });
     }
     once.ended.sort_by_key(|e| e.rank);
     once.lost = group.finish().err();
     Ok(once)
 }
+
+/// Beside signals: standard input has ended, which counts as a hang-up.
+const INPUT_ENDED: i32 = 0;
 
 /// The signals to pass on, each as one byte.
 struct Signals {
@@ -361,9 +374,16 @@ struct Signals {
 }
 
 impl Signals {
-    fn new() -> std::io::Result<Signals> {
+    fn new(input: bool) -> std::io::Result<Signals> {
         let (inbox, outbox) = UnixStream::pair()?;
         inbox.set_nonblocking(true)?;
+        if input {
+            let outbox = outbox.try_clone()?;
+            std::thread::Builder::new().name("nd-run-input".into()).spawn(move || {
+                let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+                let _ = std::io::Write::write_all(&mut &outbox, &[INPUT_ENDED as u8]);
+            })?;
+        }
         let mut signals =
             signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])?;
         // Lives as long as the process, as the signals do.

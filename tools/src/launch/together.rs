@@ -63,16 +63,6 @@ impl Ended {
     }
 }
 
-/// Whether a rank's error only follows from another rank's, which that one tells.
-pub fn is_echo(error: &nd_comm::Error) -> bool {
-    use nd_comm::Error::{Aborted, Failed, PeerFailed, Timeout};
-    match error {
-        PeerFailed { .. } | Failed { .. } | Timeout { told_by: Some(_), .. } => true,
-        Aborted { rank, culprit, .. } => rank != culprit,
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,8 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::launch::is_echo;
-
 /// Why nothing, or not everything, was trained.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -55,7 +53,7 @@ impl Error {
 
     /// Whether it only follows from another rank's.
     pub fn is_echo(&self) -> bool {
-        matches!(self, Error::Training(nd_training::Error::Comm(e)) if is_echo(e))
+        matches!(self, Error::Training(nd_training::Error::Comm(e)) if e.is_echo())
     }
 
     /// Whether there is nobody to tell, or nothing new to tell.
