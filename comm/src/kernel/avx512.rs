@@ -171,7 +171,8 @@ impl Pack for BF16 {
         let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
         let high = _mm512_add_epi32(low, int(8));
         for i in 0..2 {
-            let [even, odd] = pack[i].0.map(|x| canonical(x));
+            let [even, odd] = pack[i].0;
+            let (even, odd) = (canonical(even), canonical(odd));
             let dst = dst.wrapping_add(128 * i);
             _mm512_storeu_ps(dst.cast(), _mm512_permutex2var_ps(even, low, odd));
             _mm512_storeu_ps(dst.wrapping_add(64).cast(), _mm512_permutex2var_ps(even, high, odd));
