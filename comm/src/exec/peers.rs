@@ -18,10 +18,10 @@ use crate::error::{Error, Result};
 
 /// How long a rank that gives up waits for connections to the peers that it has not spoken to, to tell them so: one that
 /// stopped does not answer. Who is reached later is told then.
-pub(super) const REACHING: Duration = Duration::from_millis(100);
+const REACHING: Duration = Duration::from_millis(100);
 
 /// How long a rank that gives up waits for its report to leave.
-pub(super) const TELLING: Duration = Duration::from_millis(500);
+const TELLING: Duration = Duration::from_millis(500);
 
 /// How long a rank that lost a peer listens whether one has reported why.
 const LISTENING: Duration = Duration::from_millis(200);
@@ -142,27 +142,32 @@ pub(super) fn has_given_up(channels: &Channels, peer: usize) -> bool {
     first.own().word(FAILURE).load(Ordering::Relaxed) != 0
 }
 
+/// Has all these peers connected to at once, and says until when [`is_reached`] is to wait for them.
+pub(super) fn reach_all<'a>(firsts: impl Iterator<Item = &'a Channel>) -> Instant {
+    firsts.for_each(|first| drop(first.link().reach(Duration::ZERO)));
+    Instant::now() + REACHING
+}
+
+/// Whether a peer is connected to, or is by then.
+pub(super) fn is_reached(first: &Channel, until: Instant) -> bool {
+    let left = until.saturating_duration_since(Instant::now());
+    first.link().connected() || first.link().reach(left).is_ok_and(|there| there)
+}
+
 /// Writes to `at` of every peer's first lane and raises the counter before it, as far as the peers can be reached within
 /// [`TELLING`], and of the others when they try to reach this rank.
 pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u8], leaving: bool) {
     let mut told = Vec::new();
-    let (reached_by, until) = (Instant::now() + REACHING, Instant::now() + TELLING);
+    let until = Instant::now() + TELLING;
     // Each is copied by the link.
     let parts: Vec<Part> = bytes.chunks(INLINE_PART).map(Part::of).collect();
-    if !leaving {
-        // All at once; those who can be reached mostly are by the time that it is their turn.
-        for [first, ..] in channels.iter().flatten() {
-            let _ = first.link().reach(Duration::ZERO);
-        }
-    }
+    // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it tries to reach
+    // it, see `reports`.
+    let reached_by = (!leaving).then(|| reach_all(channels.iter().flatten().map(|[first, ..]| first)));
     for channels in channels.iter().flatten() {
         let (link, at) = (channels[0].link(), channels[0].remote() + at);
-        // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it
-        // tries to reach it, see `reports`.
-        let left = reached_by.saturating_duration_since(Instant::now());
-        let reached = link.connected() || (!leaving && link.reach(left).is_ok_and(|there| there));
         let signal = Signal { at, value: 1 };
-        if !reached {
+        if !reached_by.map_or(link.connected(), |until| is_reached(&channels[0], until)) {
             link.leave_word(bytes, at + 8, signal);
             continue;
         }
