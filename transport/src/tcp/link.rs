@@ -310,9 +310,15 @@ impl TcpLink {
 
     /// Tries all addresses; why that was in vain, if it was.
     fn try_once(&self, until: Instant, stop: &AtomicBool) -> Option<Error> {
-        let target =
-            Target { from: self.common.me, to: self.peer, host: &self.host, candidates: &self.candidates };
-        match connect(target, &self.common, until, Some(stop)) {
+        let target = Target {
+            from: self.common.me,
+            to: self.peer,
+            host: &self.host,
+            candidates: &self.candidates,
+            meeting: &self.meeting,
+        };
+        let stop = || stop.load(Ordering::SeqCst) || self.meeting.is_settled();
+        match connect(target, &self.common, until, &stop) {
             Ok(Connected::Connection(connection, at)) => {
                 self.set_path(&connection.stream, at);
                 self.meeting.dialled(Dialled::Connection(connection.clone()));

@@ -11,7 +11,8 @@
 //! | `accept` | answering: strangers out, peers in; by threads |
 //! | `connect` | opening a connection |
 //! | `dialler` | the threads that do so, beside those who put |
-//! | `meeting` | which of two ranks opens it |
+//! | `meeting` | how two ranks come to have one |
+//! | `crossing` | which holds when both open one; pure |
 //! | `calls` | connections for talk beside the links |
 //! | `connection` | one of them: its stream and keys |
 //! | `identity` | who connects, and the keys that follow |
@@ -43,6 +44,7 @@ pub mod address;
 mod calls;
 mod connect;
 mod connection;
+mod crossing;
 mod dialler;
 pub mod identity;
 pub mod interfaces;
