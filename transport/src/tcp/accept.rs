@@ -21,7 +21,7 @@ use rustix::process::{Resource, getrlimit};
 use super::connect::tune;
 use super::connection::Connection;
 use super::identity::{IDENTITY, Identity, Side, keys};
-use super::link::{Common, TcpLink};
+use super::link::{Common, Sign, TcpLink};
 use super::listen::descriptors;
 use super::raw;
 use crate::secure::{CLOSED, HELLO_LEN, Session, greets, respond};
@@ -109,6 +109,7 @@ impl Door {
                     unlike
                 } else if link.meeting.answer() {
                     let confirmed = self.confirm(session, address, identity);
+                    link.set_sign(Sign::Unknown);
                     if confirmed.is_err() {
                         link.meeting.answered(None);
                     }
@@ -131,6 +132,9 @@ impl Door {
         address: SocketAddr,
         identity: Identity,
     ) -> Result<Connection> {
+        if let Some(link) = self.links.get(&identity.from) {
+            link.set_sign(Sign::of(&session.get_mut().stream));
+        }
         session.send(WELCOME)?;
         if let Some(rider) = self.common.rider.as_ref().filter(|rider| rider.rides(identity.from)) {
             rider.respond(identity.from, &mut session).inspect_err(|e| {

@@ -38,6 +38,8 @@ pub struct Target<'a> {
     pub to: usize,
     pub host: &'a str,
     pub candidates: &'a [Candidate],
+    /// Told when something answers at one of them, and of the stream if it does not refuse.
+    pub answered: &'a dyn Fn(Option<&TcpStream>),
     /// Says whether the peer's own connection is used instead.
     pub meeting: &'a Meeting,
 }
@@ -127,12 +129,16 @@ fn once(
                 return Err(descriptors(&format!("connecting to rank {}", target.to), e));
             }
             Err(e) => {
-                refused |= e.kind() == io::ErrorKind::ConnectionRefused;
+                if e.kind() == io::ErrorKind::ConnectionRefused {
+                    refused = true;
+                    (target.answered)(None);
+                }
                 let by = via(candidate);
                 tried.what.push(format!("{}{by} ({}): {e}", candidate.to, candidate.reason));
                 continue;
             }
         };
+        (target.answered)(Some(&stream));
         // Whoever accepts the connection answers from a thread of its own; it may be busy with many others.
         let by = until.min(Instant::now() + ANSWERING);
         match introduce(stream, target, common, (by, stop)) {

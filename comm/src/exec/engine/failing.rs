@@ -8,7 +8,7 @@ use super::Engine;
 use crate::error::Error;
 use crate::exec::ending;
 use crate::exec::layout::{self, DROPPED, FAILURE, GONE, LATE, WENT_ON};
-use crate::exec::peers::{Stance, WAITED, is_reached, reach_all, stance, tell};
+use crate::exec::peers::{Reach, Stance, WAITED, is_reached, reach_all, stance, tell};
 use crate::exec::report::Report;
 
 impl Engine {
@@ -107,7 +107,9 @@ impl Engine {
             }
             _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
         };
-        tell(&self.endpoint, &self.channels, FAILURE, &report.encode(), false);
+        // A roll call has tried to reach everybody.
+        let reach = if matches!(report, Report::Standstill(_)) { Reach::Meanwhile } else { Reach::All };
+        tell(&self.endpoint, &self.channels, (FAILURE, &report.encode()), reach);
         if let Report::Standstill(_) = report {
             self.tell_late();
         }
@@ -145,7 +147,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         match self.failed {
-            None => tell(&self.endpoint, &self.channels, FAILURE, &Report::Left.encode(), true),
+            None => tell(&self.endpoint, &self.channels, (FAILURE, &Report::Left.encode()), Reach::Others),
             Some(_) => self.tell_dropped(),
         }
         // Peers that map the inbox say there when they write no more, whenever that is, unless they are no more.
