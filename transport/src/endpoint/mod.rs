@@ -474,7 +474,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether nothing shows that what a peer sends comes here, half a second after it was last sent something: the network
+    /// Whether nothing shows that what a peer sends comes here, some time after it was last sent something: the network
     /// may be cut, or the two have never met. One that merely does nothing is not meant.
     pub fn unheard(&self, peer: usize) -> bool {
         matches!(&self.ways[peer], Way::Far(_))
