@@ -155,6 +155,27 @@ impl Hosts {
         self.hosts[host].run("ip", arguments).unwrap_or_else(|e| panic!("{e}"));
     }
 
+    /// A host can open no connection any more, as behind a firewall that lets only others begin: the first packet of each
+    /// is dropped. Panics where that fails.
+    pub fn let_nothing_begin(&self, host: usize) {
+        let tc = |words: &str| {
+            let words: Vec<_> = words.split(' ').collect();
+            self.hosts[host].run("tc", &words).unwrap_or_else(|e| panic!("{e}"));
+        };
+        tc("qdisc replace dev eth0 root handle 1: htb default 1");
+        for class in ["1:1", "1:2"] {
+            tc(&format!("class add dev eth0 parent 1: classid {class} htb rate 100gbit quantum 60000"));
+        }
+        tc("qdisc add dev eth0 parent 1:2 handle 2: pfifo limit 0");
+        // TCP with SYN and without ACK.
+        for (priority, protocol, at) in [(1, "ip", 33), (2, "ipv6", 53)] {
+            let tcp = format!("match {} protocol 6 0xff", protocol.replace('v', ""));
+            let filter =
+                format!("filter add dev eth0 parent 1: prio {priority} protocol {protocol} u32 {tcp}");
+            tc(&format!("{filter} match u8 0x02 0x12 at {at} flowid 1:2"));
+        }
+    }
+
     /// A command that runs `program` on a host, in this process's folder.
     pub fn command(&self, host: usize, program: impl AsRef<Path>) -> Command {
         let enter = self.enter(host);

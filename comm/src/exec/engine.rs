@@ -187,15 +187,16 @@ impl Engine {
         // SAFETY: the caller's promise.
         let result = unsafe { self.perform_with(calls, &mut segments, timeout) };
         self.segments = segments;
-        if result.is_err() || self.scratch.iter().map(Window::len).sum::<u64>() > KEPT_SCRATCH {
-            self.segments.clear();
-            self.scratch.clear();
-        }
         if let Err(e) = &result {
             self.fail(e);
             if self.failed.is_some() {
                 self.recorder.failed(e);
             }
+        }
+        // What waits to be sent may lie there; after a failure it waits no more.
+        if result.is_err() || self.scratch.iter().map(Window::len).sum::<u64>() > KEPT_SCRATCH {
+            self.segments.clear();
+            self.scratch.clear();
         }
         result
     }

@@ -5,7 +5,7 @@ use std::iter;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use nd_transport::{Abilities, Endpoint, INLINE_PART, Part, Signal, Step, Transport};
+use nd_transport::{Abilities, Endpoint, INLINE_PART, Part, Signal, Step, Ticket, Transport};
 
 use super::channel::Channel;
 use super::ending::aborted;
@@ -18,10 +18,13 @@ use crate::error::{Error, Result};
 
 /// How long a rank that gives up waits for connections to the peers that it has not spoken to, to tell them so: one that
 /// stopped does not answer. Who is reached later is told then.
-pub(super) const REACHING: Duration = Duration::from_millis(100);
+const REACHING: Duration = Duration::from_millis(100);
 
 /// How long a rank that gives up waits for its report to leave.
-pub(super) const TELLING: Duration = Duration::from_millis(500);
+const TELLING: Duration = Duration::from_millis(500);
+
+/// What could not be sent to a peer for so long it does not take, or nothing gets there.
+const STUCK: Duration = Duration::from_millis(250);
 
 /// How long a rank that lost a peer listens whether one has reported why.
 const LISTENING: Duration = Duration::from_millis(200);
@@ -142,37 +145,74 @@ pub(super) fn has_given_up(channels: &Channels, peer: usize) -> bool {
     first.own().word(FAILURE).load(Ordering::Relaxed) != 0
 }
 
-/// Writes to `at` of every peer's first lane and raises the counter before it, as far as the peers can be reached within
-/// [`TELLING`], and of the others when they try to reach this rank.
-pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, at: u64, bytes: &[u8], leaving: bool) {
-    let mut told = Vec::new();
-    let (reached_by, until) = (Instant::now() + REACHING, Instant::now() + TELLING);
+/// Has all these peers connected to at once, and says until when [`is_reached`] is to wait for them.
+pub(super) fn reach_all<'a>(firsts: impl Iterator<Item = &'a Channel>) -> Instant {
+    firsts.for_each(|first| drop(first.link().reach(Duration::ZERO)));
+    Instant::now() + REACHING
+}
+
+/// Whether a peer is connected to, or is by then.
+pub(super) fn is_reached(first: &Channel, until: Instant) -> bool {
+    let left = until.saturating_duration_since(Instant::now());
+    first.link().connected() || first.link().reach(left).is_ok_and(|there| there)
+}
+
+/// Which peers are told that there is no connection to yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Those that are connected to within [`REACHING`], and the others when they are.
+    All,
+    /// The same, but they are not waited for: there was time enough, or is.
+    Meanwhile,
+    /// Those that connect to this rank: nobody connects to everybody in order to leave. Whoever still waits for this rank
+    /// finds out when it tries to reach it, see [`reports`].
+    Others,
+}
+
+/// Writes to `at` of every peer's first lane and raises the counter before it, and sees it on its way.
+pub(super) fn say<'c>(
+    endpoint: &Endpoint,
+    channels: &'c Channels,
+    (at, bytes): (u64, &[u8]),
+    reach: Reach,
+) -> Vec<(&'c Channel, Ticket)> {
     // Each is copied by the link.
     let parts: Vec<Part> = bytes.chunks(INLINE_PART).map(Part::of).collect();
-    if !leaving {
-        // All at once; those who can be reached mostly are by the time that it is their turn.
-        for [first, ..] in channels.iter().flatten() {
-            let _ = first.link().reach(Duration::ZERO);
-        }
-    }
-    for channels in channels.iter().flatten() {
-        let (link, at) = (channels[0].link(), channels[0].remote() + at);
-        // Nobody connects to everybody in order to leave: whoever still waits for this rank finds out when it
-        // tries to reach it, see `reports`.
-        let left = reached_by.saturating_duration_since(Instant::now());
-        let reached = link.connected() || (!leaving && link.reach(left).is_ok_and(|there| there));
-        let signal = Signal { at, value: 1 };
-        if !reached {
-            link.leave_word(bytes, at + 8, signal);
-            continue;
-        }
+    let signal = |first: &Channel| Signal { at: first.remote() + at, value: 1 };
+    let put = |first: &'c Channel| {
         // SAFETY: the parts are short and copied by the link.
-        let put = unsafe { link.put(&parts, at + 8, Some(signal)) };
-        told.extend(put.ok().map(|ticket| (link, ticket)));
+        let put = unsafe { first.link().put(&parts, first.remote() + at + 8, Some(signal(first))) };
+        put.ok().map(|ticket| (first, ticket))
+    };
+    let firsts = channels.iter().flatten().map(|[first, ..]| first);
+    let (near, far): (Vec<_>, Vec<_>) = firsts.partition(|first| first.link().connected());
+    let reached_by = (reach != Reach::Others).then(|| reach_all(far.iter().copied()));
+    let until = reached_by.filter(|_| reach == Reach::All).unwrap_or_else(Instant::now);
+    let mut said: Vec<_> = near.into_iter().filter_map(put).collect();
+    let _ = endpoint.progress();
+    for first in far {
+        let reached =
+            if reach == Reach::Others { first.link().connected() } else { is_reached(first, until) };
+        if reached {
+            said.extend(put(first));
+        } else {
+            first.link().leave_word(bytes, first.remote() + at + 8, signal(first));
+        }
     }
+    let _ = endpoint.progress();
+    said
+}
+
+/// The same, and waits until it has left, [`TELLING`] at most; not for peers to which nothing could be sent for [`STUCK`].
+pub(super) fn tell(endpoint: &Endpoint, channels: &Channels, what: (u64, &[u8]), reach: Reach) {
+    let until = Instant::now() + TELLING;
+    let mut said = say(endpoint, channels, what, reach);
     let mut look = || {
-        told.retain(|(link, ticket)| !link.flushed(*ticket));
-        Ok::<_, nd_transport::Error>(if told.is_empty() { Step::Done } else { Step::Idle })
+        said.retain(|(first, ticket)| {
+            let link = first.link();
+            !link.flushed(*ticket) && endpoint.stuck(link.peer()) < STUCK
+        });
+        Ok::<_, nd_transport::Error>(if said.is_empty() { Step::Done } else { Step::Idle })
     };
     // What is found to be lost meanwhile is nothing to those who can be told.
     while let Some(left) = until.checked_duration_since(Instant::now())

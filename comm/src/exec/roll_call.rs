@@ -3,8 +3,8 @@
 //! The rank whose time is up first tells all others where it is; whoever is in a call sees that at its next look at the
 //! world, ends the call and answers all others in the same way. The lowest rank that has answered makes a [`Standstill`] of
 //! all answers and reports it; the others wait for that. Who enters a call later finds the report at once. When for
-//! [`ANSWERING`] no further answer has come, the ranks that are left are busy elsewhere, stopped or cut off; of those, the
-//! others say what they have seen.
+//! [`ANSWERING`] no further answer has come, the ranks that are left are busy elsewhere or stopped; of those, the others say
+//! what they have seen. Where all that are left are dead or cut off, that is seen sooner.
 #![allow(unsafe_code)] // reads answers in the inbox, and what peers show
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use super::channel::Channel;
 use super::history::History;
 use super::layout::{self, TIME_UP, WHEREABOUTS};
 use super::memory::{LaneMemory, copy};
-use super::peers::{death, reports, tell};
+use super::peers::{Reach, death, reports, say};
 use super::run::Channels;
 use super::stamp::{self, is_later};
 use super::standstill::{AWAITED, Fate, Seen, Standstill, Whereabouts};
@@ -28,6 +28,8 @@ use crate::error::Error;
 
 /// How long the next answer is waited for: every rank in a call looks at the world every 100 ms, once it has a core.
 const ANSWERING: Duration = Duration::from_millis(500);
+/// The same where none is expected: from hosts to which the network does not work.
+const SILENT: Duration = Duration::from_millis(250);
 /// How long all of them are waited for, however slowly they come.
 const AT_MOST: Duration = Duration::from_secs(3);
 /// Between two looks.
@@ -65,7 +67,7 @@ pub(super) fn whereabouts(
 
 /// Tells all others.
 pub(super) fn answer(endpoint: &Endpoint, channels: &Channels, mine: &Whereabouts) {
-    tell(endpoint, channels, TIME_UP, &mine.encode(), false);
+    say(endpoint, channels, (TIME_UP, &mine.encode()), Reach::Meanwhile);
 }
 
 /// Waits for what comes of it.
@@ -92,10 +94,14 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
                 heard = Instant::now();
             }
         }
-        let lowest = said.keys().next() == Some(&me);
-        let over = |patience| heard.elapsed() >= patience || began.elapsed() >= AT_MOST + patience;
+        let quiet = heard.elapsed().max(began.elapsed().saturating_sub(AT_MOST));
+        // It is looked only when it has become quiet: of some of them each look reads a file.
+        let in_vain =
+            |peer| quiet >= SILENT && (endpoint.cut_off(peer) || death(endpoint, channels, peer).is_some());
+        let lowest = said.keys().find(|&&rank| rank == me || !in_vain(rank)) == Some(&me);
+        let nobody_comes = || (0..channels.len()).all(|peer| said.contains_key(&peer) || in_vain(peer));
         // Should the lowest not manage to, others do.
-        if (lowest && (said.len() == channels.len() || over(ANSWERING))) || over(2 * ANSWERING) {
+        if quiet >= 2 * ANSWERING || (lowest && (quiet >= ANSWERING || nobody_comes())) {
             let fate = |peer: usize| match death(endpoint, channels, peer) {
                 Some(_) => Fate::Gone,
                 None if endpoint.unheard(peer) => Fate::Unheard,
@@ -108,7 +114,7 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
             let told_by = others.map(|(rank, _)| *rank).filter(|_| !own);
             return Error::Timeout { rank: me, standstill: Box::new(standstill), told_by };
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(if quiet < SILENT { PAUSE } else { 10 * PAUSE });
     }
 }
 

@@ -9,7 +9,7 @@ mod derived;
 mod waiting;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::bell::{Bell, BellSocket};
 use crate::cores::{self, CoreSet};
@@ -474,12 +474,26 @@ impl Endpoint {
         }
     }
 
-    /// Whether nothing shows that what a peer sends comes here, half a second after it was last sent something: the network
+    /// Whether nothing shows that what a peer sends comes here, some time after it was last sent something: the network
     /// may be cut, or the two have never met. One that merely does nothing is not meant.
     pub fn unheard(&self, peer: usize) -> bool {
         matches!(&self.ways[peer], Way::Far(_))
             && !self.verbs.as_ref().is_some_and(|verbs| verbs.joined(peer))
             && self.tcp.as_ref().is_some_and(|tcp| tcp.unheard(peer))
+    }
+
+    /// Whether the network to a peer seems not to work: its system has acknowledged nothing for a fifth of a second. One whose
+    /// process does nothing is not meant.
+    pub fn cut_off(&self, peer: usize) -> bool {
+        matches!(&self.ways[peer], Way::Far(_))
+            && !self.verbs.as_ref().is_some_and(|verbs| verbs.joined(peer))
+            && self.tcp.as_ref().is_some_and(|tcp| tcp.cut_off(peer))
+    }
+
+    /// For how long nothing of what was put to a peer could be sent, although it waits; zero where nothing waits.
+    pub fn stuck(&self, peer: usize) -> Duration {
+        let tcp = self.tcp.as_ref().filter(|_| matches!(&self.ways[peer], Way::Far(_)));
+        tcp.map_or(Duration::ZERO, |tcp| tcp.stuck(peer))
     }
 
     /// Short messages between these ranks, for when the links have failed; `secret` is that of the links. A peer hears

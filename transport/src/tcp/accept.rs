@@ -21,7 +21,7 @@ use rustix::process::{Resource, getrlimit};
 use super::connect::tune;
 use super::connection::Connection;
 use super::identity::{IDENTITY, Identity, Side, keys};
-use super::link::{Common, TcpLink};
+use super::link::{Common, Sign, TcpLink};
 use super::listen::descriptors;
 use super::raw;
 use crate::secure::{CLOSED, HELLO_LEN, Session, greets, respond};
@@ -32,7 +32,7 @@ use crate::{Error, Result};
 pub const CONTEXT: &[u8] = b"nd-tcp";
 
 /// How long an accepted connection may take to greet, and then to prove itself.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+pub const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a handshake is left alone although others wait for its thread.
 const GRACE: Duration = Duration::from_secs(1);
 /// Handshakes at a time.
@@ -81,7 +81,8 @@ impl Door {
     /// Proves who is there, and hands the connection over.
     fn handshake(&self, stream: TcpStream, address: SocketAddr, state: &State) -> Result<()> {
         let until = Instant::now() + HANDSHAKE;
-        let timed = Timed { stream, until, stop: Some(&state.stop) };
+        let stop = || state.stop.load(Ordering::Acquire);
+        let timed = Timed { stream, until, stop: &stop };
         let mut session = respond(timed, &self.common.secret, CONTEXT)?;
         state.proven.store(true, Ordering::Release);
         let identity = session.receive(IDENTITY)?;
@@ -108,6 +109,7 @@ impl Door {
                     unlike
                 } else if link.meeting.answer() {
                     let confirmed = self.confirm(session, address, identity);
+                    link.set_sign(Sign::Unknown);
                     if confirmed.is_err() {
                         link.meeting.answered(None);
                     }
@@ -130,6 +132,9 @@ impl Door {
         address: SocketAddr,
         identity: Identity,
     ) -> Result<Connection> {
+        if let Some(link) = self.links.get(&identity.from) {
+            link.set_sign(Sign::of(&session.get_mut().stream));
+        }
         session.send(WELCOME)?;
         if let Some(rider) = self.common.rider.as_ref().filter(|rider| rider.rides(identity.from)) {
             rider.respond(identity.from, &mut session).inspect_err(|e| {
@@ -423,19 +428,20 @@ fn ended(stream: &TcpStream) -> bool {
 }
 
 /// A stream whose every read and write ends by one time, or when told to stop.
-#[derive(Debug)]
 pub struct Timed<'a> {
     pub stream: TcpStream,
     pub until: Instant,
-    pub stop: Option<&'a AtomicBool>,
+    pub stop: &'a dyn Fn() -> bool,
 }
 
 impl Timed<'_> {
     /// Waits until one of these holds.
     pub fn ready(&self, flags: PollFlags) -> io::Result<()> {
         loop {
-            if self.stop.is_some_and(|stop| stop.load(Ordering::Acquire)) {
-                return Err(io::Error::other("ended from this side: others wait, or this rank is closing"));
+            if (self.stop)() {
+                let why =
+                    "ended from this side: others wait, or the peer has connected, or this rank is closing";
+                return Err(io::Error::other(why));
             }
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::TcpStream;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -77,7 +77,7 @@ impl Calls {
             if left.is_zero() {
                 return Called::Missed;
             }
-            match open(candidate, self.common.buffer, left, None) {
+            match open(candidate, self.common.buffer, left, &|| false) {
                 Ok(stream) => match self.introduce(stream, to, until, stop) {
                     Ok(session) => return Called::Answered(Box::new(session)),
                     Err(Error::Refused { why, .. }) => closed &= !why.starts_with(CLOSED),
@@ -96,7 +96,8 @@ impl Calls {
         until: Instant,
         stop: &AtomicBool,
     ) -> Result<Session<TcpStream>> {
-        let timed = Timed { stream, until, stop: Some(stop) };
+        let stop = || stop.load(Ordering::Acquire);
+        let timed = Timed { stream, until, stop: &stop };
         let mut session = initiate(timed, &self.common.secret, CONTEXT)?;
         let encrypts = self.common.records_per_key.is_some();
         session.send(&Identity { from: self.common.me, to, encrypts, talks: true }.encode())?;

@@ -3,18 +3,19 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::accept::{CONFIRMED, CONTEXT, CROSSED, TICK, Timed, WELCOME};
+use super::accept::{CONFIRMED, CONTEXT, CROSSED, HANDSHAKE, TICK, Timed, WELCOME};
 use super::address::Candidate;
 use super::connection::Connection;
 use super::identity::{Identity, Side, keys};
 use super::link::Common;
 use super::listen::{descriptors, set_buffers};
+use super::meeting::Meeting;
 use super::pacing::{self, Preferred};
 use crate::secure::{CLOSED, initiate};
 use crate::{Error, Result, Stop};
@@ -24,17 +25,23 @@ const PER_ADDRESS: Duration = Duration::from_secs(3);
 /// How long an address may take once another was refused: the peer's own system has said that nobody listens, and what
 /// remains is that this was some other machine. An IPv6 address that is still being checked for duplicates takes 2 s.
 const AFTER_REFUSAL: Duration = Duration::from_millis(250);
+/// How long an answer may take: whoever accepts lets a connection wait for so long, and then be proven for so long.
+const ANSWERING: Duration = HANDSHAKE.saturating_mul(2);
 /// Between two tries of a peer that hung up, at first and at most.
 const PAUSE: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 /// Whom to connect to.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Target<'a> {
     pub from: usize,
     pub to: usize,
     pub host: &'a str,
     pub candidates: &'a [Candidate],
+    /// Told when something answers at one of them, and of the stream if it does not refuse.
+    pub answered: &'a dyn Fn(Option<&TcpStream>),
+    /// Says whether the peer's own connection is used instead.
+    pub meeting: &'a Meeting,
 }
 
 /// What came of connecting.
@@ -46,13 +53,13 @@ pub enum Connected {
     Crossed,
 }
 
-/// Connects and proves both sides. A peer that hangs up in the middle may have had to make room for others: it is
-/// tried again as long as somebody listens there.
+/// Connects and proves both sides. A peer that hangs up in the middle, or answers nothing, may have had to make room for
+/// others: it is tried again as long as somebody listens there.
 pub fn connect(
     target: Target<'_>,
     common: &Common,
     until: Instant,
-    stop: Option<&AtomicBool>,
+    stop: &dyn Fn() -> bool,
 ) -> Result<Connected> {
     let mut pause = PAUSE;
     loop {
@@ -60,9 +67,8 @@ pub fn connect(
         if let Some(connected) = once(target, common, (until, stop), &mut tried)? {
             return Ok(connected);
         }
-        let stopped = stop.is_some_and(|stop| stop.load(Ordering::SeqCst));
         let left = until.saturating_duration_since(Instant::now());
-        if tried.hung_up && !stopped && tried.refusal.is_none() && !left.is_zero() {
+        if tried.hung_up && !stop() && tried.refusal.is_none() && !left.is_zero() {
             // Jitter, so that those who were sent away together do not come back together.
             rest(pause.mul_f64(0.5 + rand::random::<f64>()).min(left), stop);
             pause = (pause * 2).min(PAUSE_MAX);
@@ -78,11 +84,11 @@ pub fn connect(
 }
 
 /// Sleeps for so long, or until told to stop.
-fn rest(time: Duration, stop: Option<&AtomicBool>) {
+fn rest(time: Duration, stop: &dyn Fn() -> bool) {
     let until = Instant::now() + time;
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || stop.is_some_and(|stop| stop.load(Ordering::SeqCst)) {
+        if left.is_zero() || stop() {
             return;
         }
         std::thread::sleep(left.min(TICK));
@@ -94,7 +100,7 @@ fn rest(time: Duration, stop: Option<&AtomicBool>) {
 struct Tried {
     what: Vec<String>,
     refusal: Option<Error>,
-    /// Somebody listened and ended the connection without an answer.
+    /// Somebody listened, and ended the connection without an answer or gave none.
     hung_up: bool,
 }
 
@@ -102,7 +108,7 @@ struct Tried {
 fn once(
     target: Target<'_>,
     common: &Common,
-    (until, stop): (Instant, Option<&AtomicBool>),
+    (until, stop): (Instant, &dyn Fn() -> bool),
     tried: &mut Tried,
 ) -> Result<Option<Connected>> {
     let mut refused = false;
@@ -123,14 +129,19 @@ fn once(
                 return Err(descriptors(&format!("connecting to rank {}", target.to), e));
             }
             Err(e) => {
-                refused |= e.kind() == io::ErrorKind::ConnectionRefused;
+                if e.kind() == io::ErrorKind::ConnectionRefused {
+                    refused = true;
+                    (target.answered)(None);
+                }
                 let by = via(candidate);
                 tried.what.push(format!("{}{by} ({}): {e}", candidate.to, candidate.reason));
                 continue;
             }
         };
+        (target.answered)(Some(&stream));
         // Whoever accepts the connection answers from a thread of its own; it may be busy with many others.
-        match introduce(stream, target, common, (until, stop)) {
+        let by = until.min(Instant::now() + ANSWERING);
+        match introduce(stream, target, common, (by, stop)) {
             Ok(Some(connection)) => return Ok(Some(Connected::Connection(connection, at))),
             Ok(None) => return Ok(Some(Connected::Crossed)),
             Err(e) => {
@@ -141,6 +152,7 @@ fn once(
                     // Leaving, or making room, or no peer at all: another address may be right.
                     Error::Refused { why, .. } if why.starts_with(CLOSED) => tried.hung_up = true,
                     Error::System { source, .. } => tried.hung_up |= hung_up(&source),
+                    Error::Timeout { .. } => tried.hung_up = true,
                     Error::Refused { why, .. } => {
                         let who = format!("rank {} on {} ({})", target.to, target.host, candidate.to);
                         tried.refusal.get_or_insert(Error::Refused { who, why });
@@ -162,7 +174,7 @@ pub(super) fn open(
     candidate: &Candidate,
     buffer: Option<usize>,
     timeout: Duration,
-    stop: Option<&AtomicBool>,
+    stop: &dyn Fn() -> bool,
 ) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
     set_buffers(&socket, buffer)?;
@@ -178,7 +190,7 @@ pub(super) fn open(
 /// The system's; `TimedOut` when it took longer.
 pub fn connect_within(to: SocketAddr, timeout: Duration, stop: &Stop) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
-    reach(socket, to, timeout, Some(stop.flag()))
+    reach(socket, to, timeout, &|| stop.flag().load(Ordering::SeqCst))
 }
 
 /// Connects this new socket, in so much time at most, unless told to stop.
@@ -186,7 +198,7 @@ fn reach(
     socket: Socket,
     to: SocketAddr,
     timeout: Duration,
-    stop: Option<&AtomicBool>,
+    stop: &dyn Fn() -> bool,
 ) -> io::Result<TcpStream> {
     socket.set_nonblocking(true)?;
     match socket.connect(&to.into()) {
@@ -227,9 +239,12 @@ fn introduce(
     stream: TcpStream,
     target: Target<'_>,
     common: &Common,
-    (until, stop): (Instant, Option<&AtomicBool>),
+    (until, stop): (Instant, &dyn Fn() -> bool),
 ) -> Result<Option<Arc<Connection>>> {
     let mut session = initiate(Timed { stream, until, stop }, &common.secret, CONTEXT)?;
+    if !target.meeting.ask() {
+        return Ok(None);
+    }
     let encrypts = common.records_per_key.is_some();
     let identity = Identity { from: target.from, to: target.to, encrypts, talks: false };
     session.send(&identity.encode())?;

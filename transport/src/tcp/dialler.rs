@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::accept::STACK;
-use super::link::TcpLink;
+use super::link::{Common, TcpLink};
 
 /// Attempts at a time.
 const THREADS: usize = 8;
@@ -108,18 +108,17 @@ impl Dialler {
                 }
             }
             _ => {
-                let worker = self.spawn(state.queue[0].clone())?;
+                let worker = self.spawn(state.queue[0].common.clone())?;
                 state.workers.push(worker);
             }
         }
         Ok(())
     }
 
-    /// Starts a thread; through any link it reaches what the links share.
-    fn spawn(&self, link: Arc<TcpLink>) -> io::Result<Worker> {
+    /// Starts a thread, which reaches this dialler through what the links share.
+    fn spawn(&self, common: Arc<Common>) -> io::Result<Worker> {
         let stop = Arc::new(AtomicBool::new(false));
-        let (common, told) = (link.common.clone(), stop.clone());
-        drop(link);
+        let told = stop.clone();
         let work = move || common.dialler.run(&told);
         let name = format!("nd-dial-{}", self.me);
         let thread = thread::Builder::new().name(name).stack_size(STACK).spawn(work)?;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // `Link::put` and `Link::read` are unsafe to call
 
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -17,10 +18,14 @@ use super::landing::Landings;
 use super::meeting::{Arrival, Arrivals, Dialled, Meeting, Turn};
 use super::outgoing::{Gone, Outgoing};
 use super::pacing::Preferred;
+use super::raw;
 use super::rider::Rider;
 use super::wire::{HEAD, Put};
 use crate::secure::Secret;
 use crate::{Abilities, Cost, Error, INLINE_PART, Link, Part, Result, Signal, Stop, Ticket, Transport};
+
+/// After so long without a word a peer's system counts as silent: TCP sends again what was not acknowledged then.
+pub const SILENCE: Duration = Duration::from_millis(200);
 
 /// What the links of one endpoint share.
 #[derive(Debug)]
@@ -60,6 +65,24 @@ impl Common {
     }
 }
 
+/// What shows whether the system of a peer is there that this rank has no connection with yet.
+#[derive(Debug, Default)]
+pub enum Sign {
+    #[default]
+    Unknown,
+    /// An attempt to connect is on its way since then, and nothing has answered.
+    Awaited(Instant),
+    /// The two shake hands by this.
+    Stream(TcpStream),
+}
+
+impl Sign {
+    /// Of two that shake hands.
+    pub fn of(stream: &TcpStream) -> Sign {
+        stream.try_clone().map_or(Sign::Unknown, Sign::Stream)
+    }
+}
+
 /// The way to one peer by TCP.
 #[derive(Debug)]
 pub struct TcpLink {
@@ -93,6 +116,8 @@ pub struct TcpLink {
     gone: OnceLock<Gone>,
     /// Between which addresses, once connected.
     path: OnceLock<String>,
+    /// How far the two are that have no connection yet.
+    sign: Mutex<Sign>,
     /// What the peer gets to know when it connects: what, where, and the signal after it.
     words: Mutex<Vec<(Vec<u8>, u64, Signal)>>,
 }
@@ -126,6 +151,7 @@ impl TcpLink {
             refusal: Mutex::default(),
             gone: OnceLock::new(),
             path: OnceLock::new(),
+            sign: Mutex::default(),
             words: Mutex::default(),
         })
     }
@@ -214,6 +240,32 @@ impl TcpLink {
         self.meeting.end();
         self.forget();
         error.filter(|_| first)
+    }
+
+    pub(super) fn set_sign(&self, sign: Sign) {
+        *self.sign.lock().unwrap_or_else(PoisonError::into_inner) = sign;
+    }
+
+    /// See [`super::Tcp::cut_off`].
+    pub(super) fn cut_off(&self) -> bool {
+        if let Some(connection) = self.meeting.connection() {
+            return raw::info(connection.stream.as_fd()).repeats > 0;
+        }
+        let silent = match &*self.sign.lock().unwrap_or_else(PoisonError::into_inner) {
+            Sign::Unknown => false,
+            Sign::Awaited(since) => since.elapsed() >= SILENCE,
+            Sign::Stream(stream) => raw::info(stream.as_fd()).repeats > 0,
+        };
+        silent || self.gone.get().is_some()
+    }
+
+    /// For how long the kernel has taken nothing of what waits.
+    pub(super) fn stuck(&self) -> Duration {
+        // It may take some by now.
+        if self.waiting.load(Ordering::Acquire) {
+            self.flush();
+        }
+        self.out().stuck()
     }
 
     /// Whether data waits that the kernel did not take.
@@ -310,9 +362,19 @@ impl TcpLink {
 
     /// Tries all addresses; why that was in vain, if it was.
     fn try_once(&self, until: Instant, stop: &AtomicBool) -> Option<Error> {
-        let target =
-            Target { from: self.common.me, to: self.peer, host: &self.host, candidates: &self.candidates };
-        match connect(target, &self.common, until, Some(stop)) {
+        let target = Target {
+            from: self.common.me,
+            to: self.peer,
+            host: &self.host,
+            candidates: &self.candidates,
+            meeting: &self.meeting,
+            answered: &|stream| self.set_sign(stream.map_or(Sign::Unknown, Sign::of)),
+        };
+        self.set_sign(Sign::Awaited(Instant::now()));
+        let stop = || stop.load(Ordering::SeqCst) || self.meeting.is_settled();
+        let connected = connect(target, &self.common, until, &stop);
+        self.set_sign(Sign::Unknown);
+        match connected {
             Ok(Connected::Connection(connection, at)) => {
                 self.set_path(&connection.stream, at);
                 self.meeting.dialled(Dialled::Connection(connection.clone()));

@@ -1,14 +1,12 @@
-//! Who opens the one connection of two ranks: whoever first has something to say, and when both try at once, the
-//! lower rank.
-//!
-//! A rank that connects says who it is, is told that it is welcome, and confirms; then both sides hold the stream for
-//! good. The higher rank of two that try at once is told that the other is on its way, and waits.
+//! How two ranks come to their one connection: whoever first has something to say opens it. What holds when both try at
+//! once is decided by [`Crossing`]; here it is waited for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
+use super::crossing::{Crossing, Ended, Next};
 use crate::Result;
 
 /// After so long a rank that waits for a peer to arrive tries again itself: the peer may have given up, or be dead.
@@ -17,30 +15,17 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// How often a rank that waits for a peer to arrive looks whether it should stop.
 const TICK: Duration = Duration::from_millis(50);
 
-/// How far two ranks have come.
-#[derive(Debug)]
-enum State {
-    /// Nobody has tried.
-    Apart,
-    /// This rank connects.
-    Dialing,
-    /// The peer said that it connects.
-    Expecting,
-    /// The peer has connected, and is proving who it is.
-    Answering,
-    /// There is a connection.
-    Together(Arc<Connection>),
-    /// There was one.
-    Over,
-}
-
 /// One rank's view of the two.
 #[derive(Debug)]
 pub struct Meeting {
-    /// The peer's attempt holds when both try at once.
-    yields: bool,
     state: Mutex<State>,
     changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    crossing: Crossing,
+    connection: Option<Arc<Connection>>,
 }
 
 /// What a rank that has something to say does.
@@ -67,29 +52,34 @@ pub enum Dialled {
 
 impl Meeting {
     pub fn new(me: usize, peer: usize) -> Meeting {
-        Meeting { yields: me > peer, state: Mutex::new(State::Apart), changed: Condvar::new() }
+        let state = State { crossing: Crossing::new(me, peer), connection: None };
+        Meeting { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, state: &mut State, to: State) {
-        *state = to;
+    /// Changes it, and has whoever waits look.
+    fn change<T>(&self, how: impl FnOnce(&mut State) -> T) -> T {
+        let result = how(&mut self.state());
         self.changed.notify_all();
+        result
     }
 
     /// The connection, if there is one.
     pub fn connection(&self) -> Option<Arc<Connection>> {
-        match &*self.state() {
-            State::Together(connection) => Some(connection.clone()),
-            _ => None,
-        }
+        self.state().connection.clone()
     }
 
     /// Whether the peer's connection is here, or about to be.
     pub fn answering(&self) -> bool {
-        matches!(*self.state(), State::Answering | State::Together(_))
+        self.state().crossing.comes()
+    }
+
+    /// Whether there is no use in connecting any more.
+    pub fn is_settled(&self) -> bool {
+        self.state().crossing.is_settled()
     }
 
     /// What to do in order to have a connection; waits, until `until` or until stopped, for a peer that is about to
@@ -99,16 +89,17 @@ impl Meeting {
         let mut state = self.state();
         let again = Instant::now() + PATIENCE;
         loop {
-            let wait = match &*state {
-                State::Together(_) => return Turn::Use,
-                State::Over => return Turn::Leave,
-                State::Apart => Duration::ZERO,
-                State::Dialing | State::Answering => until.saturating_duration_since(Instant::now()),
-                State::Expecting => again.min(until).saturating_duration_since(Instant::now()),
+            let next = state.crossing.next();
+            let wait = match next {
+                Next::Use => return Turn::Use,
+                Next::Leave => return Turn::Leave,
+                Next::Try => Duration::ZERO,
+                Next::Wait => until.saturating_duration_since(Instant::now()),
+                Next::Expect => again.min(until).saturating_duration_since(Instant::now()),
             };
             if wait.is_zero() || stopped() {
-                if matches!(*state, State::Apart | State::Expecting) && Instant::now() < until && !stopped() {
-                    self.set(&mut state, State::Dialing);
+                if matches!(next, Next::Try | Next::Expect) && Instant::now() < until && !stopped() {
+                    state.crossing.begin();
                     return Turn::Dial;
                 }
                 return Turn::Leave;
@@ -124,9 +115,9 @@ impl Meeting {
         let mut state = self.state();
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match &*state {
-                State::Together(_) => return true,
-                State::Over => return false,
+            match state.crossing.next() {
+                Next::Use => return true,
+                Next::Leave => return false,
                 _ if left.is_zero() || enough() => return false,
                 _ => {}
             }
@@ -135,51 +126,63 @@ impl Meeting {
         }
     }
 
+    /// Whether an attempt goes on, or the peer is welcome.
+    #[cfg(test)]
+    pub fn goes_on(&self) -> bool {
+        self.state().crossing.next() == Next::Wait
+    }
+
     /// Has whoever waits look again.
     pub fn nudge(&self) {
-        drop(self.state());
-        self.changed.notify_all();
+        self.change(|_| ());
+    }
+
+    /// Whether this rank, which has reached the peer and proved who is there, may ask for the connection; if not, the
+    /// peer's holds.
+    pub fn ask(&self) -> bool {
+        self.state().crossing.ask()
     }
 
     /// Connecting has ended.
     pub fn dialled(&self, how: Dialled) {
-        let mut state = self.state();
-        let to = match (&*state, how) {
-            (State::Over, _) => return,
-            (_, Dialled::Connection(connection)) => State::Together(connection),
-            (State::Dialing, Dialled::Crossed) => State::Expecting,
-            (State::Dialing, Dialled::Failed) => State::Apart,
-            _ => return,
-        };
-        self.set(&mut state, to);
+        self.change(|state| match how {
+            Dialled::Connection(connection) => {
+                state.crossing.ended(Ended::Confirmed);
+                state.hold(connection);
+            }
+            Dialled::Crossed => state.crossing.ended(Ended::Crossed),
+            Dialled::Failed => state.crossing.ended(Ended::Failed),
+        });
     }
 
     /// Whether a peer that has just connected is welcome; if so, [`Meeting::answered`] follows.
     pub fn answer(&self) -> bool {
-        let mut state = self.state();
-        let welcome = match *state {
-            State::Apart | State::Expecting => true,
-            State::Dialing => self.yields,
-            State::Answering | State::Together(_) | State::Over => false,
-        };
-        if welcome {
-            self.set(&mut state, State::Answering);
-        }
-        welcome
+        self.change(|state| state.crossing.asked())
     }
 
     /// The peer confirmed, and this is the connection; or it did not.
     pub fn answered(&self, connection: Option<Arc<Connection>>) {
-        let mut state = self.state();
-        if matches!(*state, State::Answering) {
-            self.set(&mut state, connection.map_or(State::Apart, State::Together));
-        }
+        self.change(|state| {
+            state.crossing.welcome_ended(connection.is_some());
+            connection.into_iter().for_each(|connection| state.hold(connection));
+        });
     }
 
     /// The connection is over, and there will be no other.
     pub fn end(&self) {
-        let mut state = self.state();
-        self.set(&mut state, State::Over);
+        self.change(|state| {
+            state.crossing.end();
+            state.connection = None;
+        });
+    }
+}
+
+impl State {
+    /// The connection, unless there is one or was.
+    fn hold(&mut self, connection: Arc<Connection>) {
+        if self.connection.is_none() && self.crossing.next() == Next::Use {
+            self.connection = Some(connection);
+        }
     }
 }
 
@@ -253,10 +256,11 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_try_at_once_the_lower_ranks_attempt_holds() {
+    fn of_two_that_ask_at_once_the_lower_ranks_attempt_holds() {
         let (low, high) = (Meeting::new(0, 1), Meeting::new(1, 0));
         assert!(matches!(low.approach(soon(), None), Turn::Dial));
         assert!(matches!(high.approach(soon(), None), Turn::Dial));
+        assert!(low.ask() && high.ask());
         assert!(!low.answer());
         assert!(high.answer());
         high.dialled(Dialled::Crossed);
@@ -268,6 +272,21 @@ mod tests {
         low.dialled(Dialled::Connection(connection()));
         assert!(matches!(low.approach(soon(), None), Turn::Use));
         assert!(!low.answer() && !high.answer(), "one connection is enough");
+    }
+
+    #[test]
+    fn the_lower_rank_takes_what_comes_before_it_has_asked() {
+        let low = Meeting::new(0, 1);
+        assert!(matches!(low.approach(soon(), None), Turn::Dial));
+        assert!(low.answer() && low.answering() && !low.is_settled());
+        assert!(!low.ask(), "it has welcomed the peer");
+        low.dialled(Dialled::Crossed);
+        std::thread::scope(|s| {
+            let waits = s.spawn(|| low.approach(soon(), None));
+            low.answered(Some(connection()));
+            assert!(matches!(waits.join().unwrap(), Turn::Use));
+        });
+        assert!(low.connection().is_some() && low.is_settled());
     }
 
     #[test]

@@ -11,7 +11,8 @@
 //! | `accept` | answering: strangers out, peers in; by threads |
 //! | `connect` | opening a connection |
 //! | `dialler` | the threads that do so, beside those who put |
-//! | `meeting` | which of two ranks opens it |
+//! | `meeting` | how two ranks come to have one |
+//! | `crossing` | which holds when both open one; pure |
 //! | `calls` | connections for talk beside the links |
 //! | `connection` | one of them: its stream and keys |
 //! | `identity` | who connects, and the keys that follow |
@@ -19,6 +20,7 @@
 //! | `seal` | encrypted records around them; pure |
 //! | `pacing` | which congestion control |
 //! | `outgoing`, `link` | sending |
+//! | `leaving` | until what was sent is there |
 //! | `receive` | receiving |
 //! | `landing` | the caller's memory that a peer may put into |
 //! | `rider` | another way for the payload, agreed on while connecting |
@@ -36,17 +38,20 @@
 //!
 //! **Leaving.** A peer is lost when its connection ends; with a goodbye it left in order. What it sent before is
 //! received first, even where sending to it fails meanwhile. A rank that leaves waits until its peers' kernels have
-//! what it sent, as long as it would wait to connect: closing before would take it back as soon as they say anything.
+//! what it sent, as long as it would wait to connect: closing before would take it back as soon as they say anything. Once
+//! something has failed it waits only for those of which it sees that they take it.
 
 mod accept;
 pub mod address;
 mod calls;
 mod connect;
 mod connection;
+mod crossing;
 mod dialler;
 pub mod identity;
 pub mod interfaces;
 mod landing;
+mod leaving;
 mod link;
 mod listen;
 mod meeting;
@@ -86,6 +91,7 @@ use address::{Candidate, Filter, Interface, candidates};
 use calls::Callers;
 use connection::Connection;
 use dialler::Dialler;
+use leaving::Leaving;
 use link::Common;
 use meeting::{Arrival, Arrivals};
 use receive::{BUFFER, End, Incoming, Memory};
@@ -315,7 +321,18 @@ impl Tcp {
     /// what was sent last, which takes milliseconds where the network works.
     pub(crate) fn unheard(&self, peer: usize) -> bool {
         let connection = self.slots.get(&peer).and_then(|slot| self.links[*slot].meeting.connection());
-        connection.is_none_or(|connection| raw::unanswered(connection.stream.as_fd()))
+        connection.is_none_or(|connection| raw::info(connection.stream.as_fd()).unanswered)
+    }
+
+    /// Whether the network to `peer` seems not to work: its system has acknowledged nothing for a fifth of a second at least, neither
+    /// what was sent nor that this rank connects; or the peer is lost.
+    pub(crate) fn cut_off(&self, peer: usize) -> bool {
+        self.slots.get(&peer).is_some_and(|slot| self.links[*slot].cut_off())
+    }
+
+    /// For how long nothing of what waits for `peer` could be sent.
+    pub(crate) fn stuck(&self, peer: usize) -> Duration {
+        self.slots.get(&peer).map_or(Duration::ZERO, |slot| self.links[*slot].stuck())
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -436,16 +453,18 @@ impl Tcp {
                 out.say_goodbye();
             }
         }
-        // Peers that leave as well may be waiting for us to receive before they can send.
-        self.until_all(inbox, until, |link| {
-            let mut out = link.out();
-            let sent = !out.is_joined() || out.broken.is_some() || out.flush().is_err() || !out.waits();
-            if sent {
-                out.finish();
+        let mut left: Vec<Leaving<'_>> = self.links.iter().map(|link| Leaving::of(link)).collect();
+        loop {
+            left.retain_mut(|leaving| {
+                // Peers that leave as well may be waiting for us to receive before they can send.
+                inbox.drain(leaving.link.slot);
+                !(leaving.has_left() || (given_up && leaving.is_in_vain()))
+            });
+            if left.is_empty() || Instant::now() >= until {
+                return;
             }
-            sent
-        });
-        self.until_all(inbox, until, |link| link.out().arrived());
+            std::thread::sleep(FAREWELL_TICK);
+        }
     }
 
     /// Whoever leaves with data for peers that it has not met waits for that, as long as it would have waited for room.
@@ -454,21 +473,6 @@ impl Tcp {
         let owes = || self.links.iter().any(|link| link.owes_first());
         while !self.common.given_up.load(Ordering::Acquire) && owes() && Instant::now() < until {
             self.common.dialler.hurry();
-            std::thread::sleep(FAREWELL_TICK);
-        }
-    }
-
-    /// Until `done` with every peer, reading off what they say.
-    fn until_all(&self, inbox: &mut Inbox, until: Instant, done: impl Fn(&TcpLink) -> bool) {
-        let mut left: Vec<&TcpLink> = self.links.iter().map(|link| &**link).collect();
-        loop {
-            left.retain(|link| {
-                inbox.drain(link.slot);
-                !done(link)
-            });
-            if left.is_empty() || Instant::now() >= until {
-                return;
-            }
             std::thread::sleep(FAREWELL_TICK);
         }
     }

@@ -4,10 +4,10 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::connection::Connection;
-use super::raw::{self, Pending};
+use super::raw::{self, Info, Pending};
 use super::seal::Sealer;
 use super::wire::goodbye;
 
@@ -45,6 +45,8 @@ pub struct Outgoing {
     pub pending: Pending,
     /// Since when something waits for a connection.
     pub since: Option<Instant>,
+    /// Since when the kernel has taken nothing of what waits.
+    full: Option<Instant>,
     /// Why nothing can be sent any more. What the peer said before is still to be read, and tells whose fault it is.
     pub broken: Option<String>,
     /// The peer's system broke it.
@@ -76,6 +78,16 @@ impl Outgoing {
 
     /// Hands waiting bytes to the kernel: how many, and whether it would take no more.
     pub fn flush(&mut self) -> io::Result<(usize, bool)> {
+        let (sent, full) = self.hand_over()?;
+        if !full {
+            self.full = None;
+        } else if sent > 0 || self.full.is_none() {
+            self.full = Some(Instant::now());
+        }
+        Ok((sent, full))
+    }
+
+    fn hand_over(&mut self) -> io::Result<(usize, bool)> {
         let Some(connection) = &self.connection else { return Ok((0, true)) };
         if let Some(mut sealer) = connection.sealer() {
             return flush_sealed(connection, &mut sealer, &mut self.pending);
@@ -117,7 +129,17 @@ impl Outgoing {
 
     /// Whether the peer's kernel has all that was sent: from then on nothing can take it back.
     pub fn arrived(&self) -> bool {
-        self.connection.as_ref().is_none_or(|connection| raw::acknowledged(connection.stream.as_fd()))
+        self.info().is_none_or(|info| info.acknowledged)
+    }
+
+    /// What the kernel knows of the connection, if there is one.
+    pub fn info(&self) -> Option<Info> {
+        self.connection.as_ref().map(|connection| raw::info(connection.stream.as_fd()))
+    }
+
+    /// For how long the kernel has taken nothing of what waits.
+    pub fn stuck(&self) -> Duration {
+        self.full.map_or(Duration::ZERO, |since| since.elapsed())
     }
 }
 

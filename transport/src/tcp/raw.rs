@@ -266,29 +266,43 @@ pub fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     taken(|| unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
 }
 
-/// Whether the peer's kernel has all that was sent and knows that no more comes; true as well if the connection broke.
-pub fn acknowledged(fd: BorrowedFd<'_>) -> bool {
-    // The first byte of the kernel's `tcp_info` is the connection's state; it writes no more than is asked for.
-    let (mut state, mut len) = (0u8, 1);
-    // SAFETY: one byte may be written to `state`, and the length to `len`.
-    let done = unsafe {
-        let state: *mut u8 = &mut state;
-        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, state.cast(), &mut len)
-    };
-    done != 0 || matches!(state, FIN_WAIT2 | TIME_WAIT | CLOSE)
+/// What the kernel knows of a connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Info {
+    /// The peer's system has all that was sent and knows that no more comes, or the connection broke.
+    pub acknowledged: bool,
+    /// The peer's system has not acknowledged something that was sent to it.
+    pub unanswered: bool,
+    /// How often something was sent again since the peer's system has last acknowledged anything: the first time after 200
+    /// ms at least, and each time twice as long.
+    pub repeats: u8,
+    /// Bytes that it has ever acknowledged.
+    pub acknowledged_bytes: u64,
 }
 
-/// Whether the peer's system has not acknowledged something that was sent to it.
-pub fn unanswered(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: a plain structure of the C library, for which zero is valid.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+/// Asks the kernel.
+pub fn info(fd: BorrowedFd<'_>) -> Info {
+    // The beginning of `struct tcp_info` of linux/tcp.h up to `tcpi_bytes_acked` (Linux 4.1).
+    let mut info = [0u64; 16];
     let mut len = size_of_val(&info) as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `info`, and the length to `len`.
     let done = unsafe {
-        let info: *mut libc::tcp_info = &mut info;
-        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.cast(), &mut len)
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &mut len,
+        )
     };
-    done != 0 || info.tcpi_unacked > 0 || info.tcpi_retransmits > 0
+    let [state, _, repeats, ..] = info[0].to_ne_bytes();
+    let unacknowledged = info[3] as u32;
+    Info {
+        acknowledged: done != 0 || matches!(state, FIN_WAIT2 | TIME_WAIT | CLOSE),
+        unanswered: done != 0 || unacknowledged > 0 || repeats > 0,
+        repeats,
+        acknowledged_bytes: info[15],
+    }
 }
 
 // States of a connection, as the kernel numbers them, in which the end that this side sent was acknowledged.

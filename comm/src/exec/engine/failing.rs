@@ -1,7 +1,6 @@
 //! How an engine comes to its end: a failure, an abort, others that go on without it; and what it tells its peers.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use nd_transport::{Abilities, Signal};
 
@@ -9,7 +8,7 @@ use super::Engine;
 use crate::error::Error;
 use crate::exec::ending;
 use crate::exec::layout::{self, DROPPED, FAILURE, GONE, LATE, WENT_ON};
-use crate::exec::peers::{REACHING, Stance, TELLING, WAITED, stance, tell};
+use crate::exec::peers::{Reach, Stance, WAITED, is_reached, reach_all, stance, tell};
 use crate::exec::report::Report;
 
 impl Engine {
@@ -25,21 +24,20 @@ impl Engine {
         (0..self.channels.len()).map(|peer| stance(&self.endpoint, &self.channels, peer)).collect()
     }
 
-    /// Tells these peers that others of the group go on without them, as far as they can be reached within a moment.
+    /// Tells these peers that others of the group go on without them: at once where they are reached within a moment, the
+    /// others when they are.
     pub fn leave_behind(&mut self, peers: &[usize]) {
-        let until = Instant::now() + TELLING;
         let first = |peer: &usize| self.channels.get(*peer)?.as_ref().map(|[first, ..]| first);
-        // All at once.
-        for first in peers.iter().filter_map(first) {
-            let _ = first.link().reach(Duration::ZERO);
-        }
+        let until = reach_all(peers.iter().filter_map(first));
         for &peer in peers {
             let Some(first) = first(&peer) else { continue };
-            let (link, at) = (first.link(), first.remote() + FAILURE);
-            if link.connected() || (Instant::now() < until && link.reach(REACHING).is_ok_and(|there| there)) {
-                let _ = link.signal(Signal { at, value: WENT_ON });
-                self.left_behind.push(peer);
+            let signal = Signal { at: first.remote() + FAILURE, value: WENT_ON };
+            if is_reached(first, until) {
+                let _ = first.link().signal(signal);
+            } else {
+                first.link().leave_word(&[], signal.at, signal);
             }
+            self.left_behind.push(peer);
         }
         let _ = self.endpoint.progress();
     }
@@ -109,7 +107,9 @@ impl Engine {
             }
             _ => Report::Failed { culprit: self.rank(), why: error.to_string() },
         };
-        tell(&self.endpoint, &self.channels, FAILURE, &report.encode(), false);
+        // A roll call has tried to reach everybody.
+        let reach = if matches!(report, Report::Standstill(_)) { Reach::Meanwhile } else { Reach::All };
+        tell(&self.endpoint, &self.channels, (FAILURE, &report.encode()), reach);
         if let Report::Standstill(_) = report {
             self.tell_late();
         }
@@ -147,7 +147,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         match self.failed {
-            None => tell(&self.endpoint, &self.channels, FAILURE, &Report::Left.encode(), true),
+            None => tell(&self.endpoint, &self.channels, (FAILURE, &Report::Left.encode()), Reach::Others),
             Some(_) => self.tell_dropped(),
         }
         // Peers that map the inbox say there when they write no more, whenever that is, unless they are no more.

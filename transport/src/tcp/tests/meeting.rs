@@ -121,6 +121,31 @@ fn what_was_let_go_before_the_two_met_is_not_sent_and_last_words_are() {
     assert_eq!((b.flag(0), b.bytes(0, 16)), (0, &b"\0\0\0\0\0\0\0\0why\0\0\0\0\0"[..]));
 }
 
+/// The lower rank's attempt, which would hold, never arrives.
+#[test]
+fn who_is_on_its_way_to_nowhere_takes_the_connection_that_comes() {
+    let silent = Silent::new();
+    let (a, others) = first_of(2, 2, &silent);
+    let b = &others[0];
+    assert!(!a.tcp.link(1).reach(Duration::from_millis(1)).unwrap());
+    a.wait("the attempt", || a.tcp.links[0].meeting.goes_on()).unwrap();
+    thread::scope(|s| {
+        s.spawn(|| a.wait_flag(1, 1).and_then(|()| a.wait_sent()).unwrap());
+        b.put(0, &[b"x"], 0, Some(b.signal(1, 1))).unwrap();
+        b.wait("the connection", || b.tcp.link(0).connected()).unwrap();
+        b.wait_sent().unwrap();
+    });
+    // Nor does it go on.
+    a.wait("the thread's end", || a.tcp.common.dialler.is_idle() && !a.tcp.dials()).unwrap();
+    let bytes = pattern(MIB, 1);
+    thread::scope(|s| {
+        s.spawn(|| b.wait_flag(0, 1).unwrap());
+        a.put(1, &[&bytes], 0, Some(a.signal(0, 1))).unwrap();
+        a.wait_sent().unwrap();
+    });
+    assert!(b.bytes(0, MIB) == bytes);
+}
+
 /// The time that a start may take is what a put has for a connection; then it is an error, and its memory is free.
 #[test]
 fn a_put_waits_no_longer_than_a_start_may_take() {
