@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use half::{bf16, f16};
-use nd_comm::prelude::{Buffer, Pending};
+use nd_comm::prelude::Buffer;
 
 use super::layout::Layout;
 use super::number::Number;
 use super::weights::Weights;
 use crate::error::Result;
-use crate::group::Group;
+use crate::group::{Group, Pending};
 
 /// Gathers one unit's weights at a time, in whatever type they are computed with.
 pub trait Gather: Send {

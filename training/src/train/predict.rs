@@ -4,12 +4,13 @@
 //! ([`nd_topology::placement::traffic`]).
 
 use nd_topology::placement::{Model, Placement, Row};
+use serde::Serialize;
 
 use crate::mesh::{Axis, Mesh};
 use crate::shard::{Policy, Reshard};
 
 /// What one rank sends in one of its groups in a step.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Predicted {
     /// The group's name, as in the [ledger](crate::group::Ledger).
     pub group: &'static str,
