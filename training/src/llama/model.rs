@@ -4,6 +4,7 @@ use candle_core::Tensor;
 
 use super::Batch;
 use super::config::{Config, EMBEDDING, HEAD, LayerTensor, NORM};
+use super::freeze::{check_freeze, freeze};
 use super::split::{Asked, Split};
 use crate::context_parallel::{Balance, ContextParallel, Form, ring_attention};
 use crate::error::Result;
@@ -32,6 +33,8 @@ pub struct Options {
     pub attention: Form,
     /// How sequences are dealt out over the ranks of `cp`.
     pub balance: Balance,
+    /// Names of parameters that training leaves as they are; `*` stands for anything.
+    pub freeze: Vec<String>,
 }
 
 impl Default for Options {
@@ -43,6 +46,7 @@ impl Default for Options {
             seed: 0,
             attention: Form::default(),
             balance: Balance::default(),
+            freeze: Vec::new(),
         }
     }
 }
@@ -71,6 +75,7 @@ impl Llama {
     /// mesh.
     pub fn new(config: Config, options: Options, groups: &Groups) -> Result<Llama> {
         let tp = groups.tp().clone();
+        check_freeze(&config, &options.freeze)?;
         let split = Split::new(&config, tp.size(), tp.rank(), options.kv_replicas)?;
         let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling)?;
         // Dropout's range is checked before training rather than in its first step.
@@ -78,7 +83,8 @@ impl Llama {
             let text = format!("dropout={}: a probability is at least 0 and below 1", options.dropout);
             return Err(crate::Error::Config(text));
         }
-        let units = Units::new(&config, &options, &split, groups)?.all();
+        let mut units = Units::new(&config, &options, &split, groups)?.all();
+        freeze(&mut units, &options.freeze);
         let cp =
             ContextParallel { group: groups.cp().clone(), form: options.attention, balance: options.balance };
         let tensors = LayerTensor::of(&config);
@@ -90,6 +96,7 @@ impl Llama {
     /// # Errors
     /// As [`Llama::new`].
     pub fn check(config: &Config, options: &Options, mesh: &Mesh) -> Result<()> {
+        check_freeze(config, &options.freeze)?;
         Split::new(config, mesh.size(Axis::Tp), 0, options.kv_replicas).map(drop)
     }
 

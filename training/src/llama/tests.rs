@@ -285,6 +285,47 @@ fn ranks_that_divide_it_compute_the_same_model() {
     }
 }
 
+/// No gradient for what is frozen, the same as ever for the rest.
+#[test]
+fn what_is_frozen_changes_no_other_gradient() {
+    let config = biased();
+    let run = |freeze: &[&str]| {
+        let freeze = freeze.iter().map(|pattern| (*pattern).to_owned()).collect();
+        let model =
+            Llama::new(config.clone(), Options { freeze, ..Options::default() }, &one_rank()).unwrap();
+        let units = variables(&model, DType::F64);
+        let mut x = None;
+        for (stage, unit) in model.stages().into_iter().enumerate() {
+            let weight = |(p, var): &(Parameter, Var)| {
+                if p.frozen { var.as_detached_tensor() } else { var.as_tensor().clone() }
+            };
+            let weights: Vec<Tensor> = units[unit].iter().map(weight).collect();
+            x = Some(
+                model
+                    .forward(stage, &weights, x.as_ref(), &batch(&config, &one_rank(), Balance::default()))
+                    .unwrap(),
+            );
+        }
+        let grads = x.unwrap().backward().unwrap();
+        let values = |g: &Tensor| g.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+        units
+            .iter()
+            .flatten()
+            .filter_map(|(p, var)| Some((p.name.clone(), values(grads.get(var)?))))
+            .collect::<Named>()
+    };
+    let all = run(&[]);
+    let some = run(&["model.embed*", "*.mlp.*", "*layers.0.*.weight"]);
+    assert!(
+        some.len() > 10 && some.keys().all(|name| !name.contains("mlp") && !name.contains("embed")),
+        "{:?}",
+        some.keys()
+    );
+    for (name, gradient) in some {
+        assert_eq!(gradient, all[&name], "{name}");
+    }
+}
+
 #[test]
 fn forms_of_attention_over_ranks_are_equal() {
     let config = config();

@@ -82,6 +82,7 @@ impl CustomOp2 for Linear {
         _: &Tensor,
         gradient: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let tracked = w.track_op();
         let (x, w) = (x.detach(), w.detach());
         let (outputs, inputs) = w.dims2()?;
         let rows = gradient.elem_count() / outputs.max(1);
@@ -90,7 +91,11 @@ impl CustomOp2 for Linear {
         if let Some(gathered) = &self.gathered {
             gathered.again(&x)?;
         }
-        let of_w = gradient.t()?.matmul(&x.reshape((rows, inputs))?)?;
-        Ok((Some(of_x), Some(of_w)))
+        let of_w = match tracked {
+            true => Some(gradient.t()?.matmul(&x.reshape((rows, inputs))?)?),
+            // Frozen: nobody asks for it.
+            false => None,
+        };
+        Ok((Some(of_x), of_w))
     }
 }

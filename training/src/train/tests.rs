@@ -112,6 +112,18 @@ fn every_call_of_a_step_takes_time_of_which_a_part_is_waited_for() {
 }
 
 #[test]
+fn frozen_parameters_stay_and_the_mesh_does_not_change_the_rest() {
+    let freeze = ("freeze", "model.embed*,*layers.0.*");
+    let one = run(1, &[freeze]);
+    assert!(one[4].0 < one[0].0 && (run(1, &[])[0].1 / one[0].1 - 1.0).abs() > 1e-3, "{one:?}");
+    for (ranks, mesh) in [(2, "dp_shard=2"), (4, "dp_shard=2,tp=2"), (2, "cp=2")] {
+        close(&one, &run(ranks, &[freeze, ("mesh", mesh)]), 1e-5, mesh);
+    }
+    let error = run_with(1, &small(&[("freeze", "embed")]), |_| ()).remove(0).unwrap_err().to_string();
+    assert!(error.starts_with("freeze=embed names none of the"), "{error}");
+}
+
+#[test]
 fn half_precision_learns_nearly_the_same() {
     let one = run(1, &[]);
     for dtype in ["bf16", "f16"] {

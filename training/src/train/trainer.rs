@@ -77,8 +77,11 @@ impl Trainer {
             training.sharded().units().map(|unit| (elements(unit), unit.keep)).collect();
         let parameters = units.iter().map(|unit| unit.0).sum();
         let kept = units.iter().filter(|unit| unit.1).map(|unit| unit.0).sum();
+        let trained = training.sharded().units().flat_map(|unit| &unit.parameters).filter(|p| !p.frozen);
+        let trained = trained.map(Parameter::len).sum::<usize>() as f64;
         let predicted = placed.placement.as_ref();
-        let predicted = predicted.map(|p| predict(p, &mesh, &config.policy(), &shape, (parameters, kept)));
+        let predicted =
+            predicted.map(|p| predict(p, &mesh, &config.policy(), &shape, (parameters, kept, trained)));
         let predicted = predicted.unwrap_or_default();
         let batch = mesh.effective_batch(text.deal.micro_batch as usize, text.deal.accumulation as usize);
         let schedule = Schedule {
@@ -330,6 +333,7 @@ fn options(config: &Config) -> llama::Options {
         seed: config.seed,
         attention: config.cp_form,
         balance: config.cp_balance,
+        freeze: config.freeze.clone(),
     }
 }
 
