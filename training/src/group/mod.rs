@@ -22,12 +22,14 @@ pub struct Group {
     comm: Communicator,
     ledger: Ledger,
     kept: Kept,
+    /// For calls that take whole buffers.
+    whole: Kept,
 }
 
 impl Group {
     /// All ranks of a communicator, as a group called `name`.
     pub fn new(name: &'static str, comm: Communicator, ledger: Ledger) -> Group {
-        Group { name, comm, ledger, kept: Kept::default() }
+        Group { name, comm, ledger, kept: Kept::default(), whole: Kept::default() }
     }
 
     /// `tp`, `cp`, `fsdp`, `dp_replicate`, `loss`, `world`.
@@ -100,6 +102,22 @@ impl Group {
     pub fn all_reduce_start<T: Element, B: Owned<T>>(&self, buffer: B, op: ReduceOp) -> Result<Pending<B>> {
         let open = self.open::<T>(Kind::AllReduce, buffer.elements().len());
         Ok(Pending::new(self.comm.all_reduce_start(buffer, op)?, open))
+    }
+
+    /// Starts [`Group::all_reduce`] of a copy of `elements`, in memory that [`Group::give_back`] takes for the next time.
+    pub(crate) fn all_reduce_copy_start<T: Element>(
+        &self,
+        elements: &[T],
+        op: ReduceOp,
+    ) -> Result<Pending<Buffer<T>>> {
+        let mut buffer = self.whole.exactly::<T>(&self.comm, elements.len())?;
+        buffer.copy_from_slice(elements);
+        self.all_reduce_start(buffer, op)
+    }
+
+    /// Keeps the memory of [`Group::all_reduce_copy_start`].
+    pub(crate) fn give_back<T: Element>(&self, buffer: Buffer<T>) {
+        self.whole.put(buffer);
     }
 
     /// Starts [`Group::all_gather`].
