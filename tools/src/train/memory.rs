@@ -1,6 +1,10 @@
 //! The C library's allocator, set for tensors. By itself glibc takes pages for every block of more than 32 MiB from the kernel
 //! and gives them back when it is freed, and the end of its heap as well: a step that makes the same tensors as the one before
 //! then has all their pages zeroed and mapped once more.
+//!
+//! Measured in turns, medians of five runs, one block with matrices of 38 MB on one rank: a quarter of the page faults and of
+//! the time in the kernel, 45 tokens/s instead of 24; with jemalloc 27, with mimalloc 15, both as they come. The process's
+//! peak is higher by what lies free between blocks: 1371 MiB instead of 1188 with two such blocks.
 #![allow(unsafe_code)] // one call into the C library
 
 /// Keeps memory that tensors have let go for those that come; to be called before the first.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 use crate::model::Init;
-use crate::ops::Scaling;
+use crate::ops::{Rope, Scaling};
 
 /// The numbers of a model, under Hugging Face's names. The default is a small one for bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -172,6 +172,8 @@ impl Config {
             format!("rms_norm_eps={}; it is a small number, 1e-5 for example", self.rms_norm_eps)
         } else if !(self.initializer_range >= 0.0 && self.initializer_range.is_finite()) {
             format!("initializer_range={}; it is a small number, 0.02 for example", self.initializer_range)
+        } else if let Err(e) = Rope::new(self.head_dim, self.rope_theta, self.rope_scaling) {
+            Error::from(e).to_string()
         } else {
             return Ok(());
         };
@@ -495,6 +497,8 @@ mod tests {
             (r#"{"num_local_experts": 8}"#, "num_local_experts: 8"),
             (r#"{"attention_dropout": 0.1}"#, "attention_dropout: 0.1"),
             (r#"{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}"#, "yarn"),
+            (r#"{"rope_scaling": {"rope_type": "linear", "factor": 0.5}}"#, r#""factor":0.5"#),
+            (r#"{"rope_theta": -1}"#, "rope_theta=-1"),
             (r#"{"quantization_config": {"bits": 4}}"#, "quantization_config"),
             (r#"{"hidden_size": null}"#, "hidden_size is missing"),
             (r#"{"vocab_size": "many"}"#, "vocab_size"),
