@@ -103,6 +103,32 @@ fn accumulation_and_sharding_do_not_change_what_is_learnt() {
     }
 }
 
+#[test]
+fn the_end_prints_what_was_predicted_and_what_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["mesh=dp_shard=2,tp=2", "--metrics", "m.jsonl"];
+    let output = nd_train(folder.path(), &settings).output().unwrap();
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let (_, end) = said.split_once("Sent by rank 0 in a step:").unwrap();
+    for (begins, words) in
+        [("fsdp", "all-gather"), ("fsdp", "reduce-scatter"), ("fsdp", "together"), ("tp", "all-reduce")]
+    {
+        let found = end.lines().find(|line| line.starts_with(begins) && line.contains(words));
+        let line = found.unwrap_or_else(|| panic!("{begins} {words}: {said}"));
+        assert_eq!(line.contains(" in "), words == "together" || begins == "tp", "{line}");
+        assert!(line.matches("µs").count() + line.matches(" ms").count() >= 2, "{line}");
+    }
+    let rows = std::fs::read_to_string(folder.path().join("m.jsonl")).unwrap();
+    for (i, row) in rows.lines().enumerate() {
+        let row: serde_json::Value = serde_json::from_str(row).unwrap();
+        let sent = row["sent"].as_array().unwrap();
+        assert!(sent.iter().any(|s| s["group"] == "tp" && s["kind"] == "all_reduce"), "{row}");
+        assert!(sent.iter().all(|s| s["us"].as_f64() >= s["exposed_us"].as_f64()), "{row}");
+        assert_eq!(row["predicted"].is_array(), i == 0, "{row}");
+    }
+}
+
 fn refused(settings: &[&str], code: i32, words: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let output = nd_train(folder.path(), settings).output().unwrap();
@@ -151,8 +177,20 @@ fn children(parent: u32) -> Vec<Pid> {
 
 #[test]
 fn a_rank_that_dies_ends_the_job_with_its_name() {
+    // Along tp it is noticed inside a tensor operation.
+    for mesh in ["mesh=dp_shard=2", "mesh=tp=2"] {
+        let said = said_when_one_dies(mesh);
+        assert!(said.contains("rank 1") && said.contains("SIGKILL"), "{said}");
+        assert!(!said.contains("tensor operation") && !said.contains("stack backtrace"), "{said}");
+        assert!(!said.lines().any(|line| line.trim_start().starts_with("at ")), "a backtrace: {said}");
+    }
+}
+
+/// By all ranks but the second of two, which is killed.
+fn said_when_one_dies(mesh: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
-    let child = nd_train(folder.path(), &["mesh=dp_shard=2", "steps=1000000", "--metrics", "m.jsonl"])
+    let child = nd_train(folder.path(), &[mesh, "steps=1000000", "--metrics", "m.jsonl"])
+        .env("RUST_BACKTRACE", "1")
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -170,7 +208,7 @@ fn a_rank_that_dies_ends_the_job_with_its_name() {
     let output: Output = child.wait_with_output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("rank 1") && said.contains("SIGKILL"), "{said}");
+    said
 }
 
 #[test]

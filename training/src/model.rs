@@ -46,6 +46,8 @@ pub struct Parameter {
     pub partial_over: Option<Group>,
     /// Whether this rank counts its part in a global norm: exactly one of those that hold the same does.
     pub counts: bool,
+    /// Whether training leaves it as it is: it has no gradient and no optimizer's state, and nothing is reduced for it.
+    pub frozen: bool,
 }
 
 impl Parameter {
@@ -59,6 +61,7 @@ impl Parameter {
             decays: shape.len() > 1,
             partial_over: None,
             counts: true,
+            frozen: false,
         }
     }
 

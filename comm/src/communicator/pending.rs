@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::Communicator;
-use super::worker::{Done, Keep};
+use super::worker::{Done, Ended, Keep};
 use crate::error::{Error, Result};
 use crate::exec::engine::Call;
 
@@ -32,14 +33,19 @@ pub struct Returned<B> {
 impl<B: Send + 'static> Pending<B> {
     /// Waits for the call and gives its buffers back.
     pub fn wait(self) -> Result<B, Returned<B>> {
+        self.wait_timed().map(|(buffers, _)| buffers)
+    }
+
+    /// As [`Pending::wait`]; also says when the call was done, which may be long before it is waited for.
+    pub fn wait_timed(self) -> Result<(B, Instant), Returned<B>> {
         let shared = &self.communicator.shared;
         if shared.forked.since() {
             return Err(Returned { error: Error::Forked { rank: shared.rank }, buffers: None });
         }
-        let (result, keep) = self.done.wait();
+        let Ended { result, keep, at } = self.done.wait();
         let buffers = buffers(keep);
         match result {
-            Ok(()) => Ok(buffers),
+            Ok(()) => Ok((buffers, at)),
             Err(error) => Err(Returned { error, buffers: Some(buffers) }),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::abort::Aborting;
 use crate::error::{Error, Result};
@@ -42,10 +42,17 @@ struct Job {
     keep: Keep,
 }
 
+/// A job's result, its buffers, and when it was there.
+pub(crate) struct Ended {
+    pub result: Result<()>,
+    pub keep: Keep,
+    pub at: Instant,
+}
+
 /// Where a job's result will be.
 #[derive(Default)]
 pub(crate) struct Done {
-    result: Mutex<Option<(Result<()>, Keep)>>,
+    result: Mutex<Option<Ended>>,
     there: Condvar,
 }
 
@@ -56,18 +63,18 @@ impl Done {
     }
 
     /// Waits for it; every call has a deadline, so it comes.
-    pub fn wait(&self) -> (Result<()>, Keep) {
+    pub fn wait(&self) -> Ended {
         let mut result = lock(&self.result);
         loop {
             match result.take() {
-                Some(result) => return result,
+                Some(ended) => return ended,
                 None => result = self.there.wait(result).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }
 
     fn set(&self, result: Result<()>, keep: Keep) {
-        *lock(&self.result) = Some((result, keep));
+        *lock(&self.result) = Some(Ended { result, keep, at: Instant::now() });
         self.there.notify_all();
     }
 }
@@ -111,7 +118,7 @@ impl Worker {
         if self.waiting.load(Ordering::Acquire) > 0 {
             // SAFETY: the caller's promise holds until this returns, and it waits for the result.
             let done = unsafe { self.start(calls.to_vec(), timeout, Box::new(())) };
-            return done.map_err(|(error, _)| error)?.wait().0;
+            return done.map_err(|(error, _)| error)?.wait().result;
         }
         // SAFETY: the caller's promise.
         unsafe { lock(&self.engine).perform(calls, timeout) }

@@ -13,9 +13,17 @@ pub enum Error {
     /// The machine cannot do it.
     #[error("{0}")]
     Machine(String),
-    /// Training failed.
+    /// Training cannot begin; where it is what the user wrote, all ranks know it.
     #[error("{0}")]
     Training(#[from] nd_training::Error),
+    /// Training has begun, and failed on this rank.
+    #[error("{}", step(*rank, error))]
+    Step {
+        /// Which.
+        rank: usize,
+        /// Why.
+        error: nd_training::Error,
+    },
     /// A file cannot be written.
     #[error("cannot write {}: {source}; check {option}", .path.display())]
     File {
@@ -48,12 +56,16 @@ impl Error {
 
     /// Whether all ranks know the same, so that it is enough if rank 0 tells it.
     pub fn is_common(&self) -> bool {
-        self.code() == 2 || matches!(self, Error::Training(nd_training::Error::NotFinite { .. }))
+        self.code() == 2 || matches!(self, Error::Step { error: nd_training::Error::NotFinite { .. }, .. })
     }
 
     /// Whether it only follows from another rank's.
     pub fn is_echo(&self) -> bool {
-        matches!(self, Error::Training(nd_training::Error::Comm(e)) if e.is_echo())
+        match self {
+            Error::Training(nd_training::Error::Comm(e))
+            | Error::Step { error: nd_training::Error::Comm(e), .. } => e.is_echo(),
+            _ => false,
+        }
     }
 
     /// Whether there is nobody to tell, or nothing new to tell.
@@ -63,6 +75,14 @@ impl Error {
             Error::Output(e) => e.kind() == io::ErrorKind::BrokenPipe,
             _ => false,
         }
+    }
+}
+
+/// With the rank, unless the error names it already.
+fn step(rank: usize, error: &nd_training::Error) -> String {
+    match error {
+        nd_training::Error::NotFinite { .. } | nd_training::Error::Comm(_) => error.to_string(),
+        error => format!("rank {rank}: {error}"),
     }
 }
 

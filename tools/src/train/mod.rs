@@ -6,10 +6,12 @@
 //! | `start` | ranks as processes, or this process as one rank of a launcher's |
 //! | `run` | what one rank does |
 //! | `report` | what rank 0 prints: the mesh before, rows meanwhile, what was sent after |
+//! | `memory` | the C library's allocator, set for tensors |
 //! | `plot` | the loss as a picture — *pure* but for writing files |
 
 mod arguments;
 mod error;
+mod memory;
 mod plot;
 mod report;
 mod run;
@@ -21,6 +23,7 @@ pub use error::Error;
 
 /// The whole command.
 pub fn main() -> ExitCode {
+    memory::keep();
     let config = match arguments::read() {
         Ok(config) => config,
         Err(code) => return code,

@@ -1,12 +1,11 @@
 //! What rank 0 prints and writes: the mesh before, rows meanwhile, what was sent after.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write, stderr, stdout};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use nd_training::train::{Config, Row, Trainer};
+use nd_training::train::{Config, Row, Sent, Trainer};
 
 use super::error::Error;
 use super::plot;
@@ -77,7 +76,6 @@ impl Report {
             // Whoever watches the file sees the row now.
             file.write_all(b"\n").and_then(|()| file.flush()).map_err(failed)?;
         }
-        self.rows.push(row);
         let every = self.config.steps.div_ceil(PRINTED).max(1);
         if row.step == 1 || row.step.is_multiple_of(every) || row.step == self.config.steps {
             let eval = row.eval_loss.map_or(String::new(), |loss| format!("  other text {loss:.4}"));
@@ -91,6 +89,7 @@ impl Report {
             bar.set_message(format!("loss {:.4}", row.loss));
             bar.inc(1);
         }
+        self.rows.push(row);
         Ok(())
     }
 
@@ -100,7 +99,7 @@ impl Report {
             bar.finish_and_clear();
         }
         let seconds = self.began.elapsed().as_secs_f64();
-        let mut text = format!("\n{}", sent(trainer, self.rows.len().max(1) as f64));
+        let mut text = format!("\n{}", sent(trainer, self.rows.len().max(1) as f64, seconds));
         if let (Some(first), Some(last)) = (self.rows.first(), self.rows.last()) {
             text += &format!(
                 "\nLoss {:.4} → {:.4} in {} steps and {seconds:.1} s, {:.1} ms a step.\n",
@@ -172,27 +171,47 @@ fn table(trainer: &Trainer) -> String {
     format!("\nPredicted, for each rank:\n{}\n", table.render())
 }
 
-/// What each group sent in a step, beside what was predicted.
-fn sent(trainer: &Trainer, steps: f64) -> String {
-    let entries = trainer.groups().ledger().entries();
-    if entries.is_empty() {
+/// What each group sent in a step and how long that took, beside what was predicted.
+fn sent(trainer: &Trainer, steps: f64, seconds: f64) -> String {
+    if trainer.sent().is_empty() {
         return "One rank, which sent nothing.\n".into();
     }
-    let mut groups: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
-    for ((group, _), entry) in entries {
-        let (calls, sent) = groups.entry(group).or_default();
-        (*calls, *sent) = (*calls + entry.calls as f64 / steps, *sent + entry.bytes as f64 / steps);
+    let mut table = Table::new(&["group", "call", "times", "sent", "took", "waited", "predicted"]);
+    for of_group in trainer.sent().chunk_by(|a, b| a.group == b.group) {
+        let predicted = trainer.predicted().iter().find(|p| p.group == of_group[0].group);
+        let predicted =
+            predicted.map_or(String::new(), |p| format!("{} in {}", bytes(p.bytes), micros(p.us)));
+        let mut row = |kind: &str, sent: &[Sent], predicted: String| {
+            let each = |of: fn(&Sent) -> f64| sent.iter().map(of).sum::<f64>() / steps;
+            table.row([
+                sent[0].group.to_owned(),
+                kind.to_owned(),
+                format!("{:.1}", each(|s| s.calls as f64)),
+                bytes(each(|s| s.bytes as f64)),
+                micros(each(|s| s.took.as_secs_f64() * 1e6)),
+                micros(each(|s| s.exposed.as_secs_f64() * 1e6)),
+                predicted,
+            ]);
+        };
+        match of_group {
+            [one] => row(one.kind.name(), of_group, predicted),
+            several => {
+                several.iter().for_each(|one| row(one.kind.name(), std::slice::from_ref(one), String::new()));
+                row("together", several, predicted);
+            }
+        }
     }
-    let mut table = Table::new(&["group", "calls a step", "sent a step", "predicted"]);
-    for (group, (calls, sent)) in groups {
-        let predicted = trainer.predicted().iter().find(|p| p.group == group);
-        let predicted = predicted.map_or(String::new(), |p| bytes(p.bytes));
-        table.row([group.to_owned(), format!("{calls:.1}"), bytes(sent), predicted]);
-    }
-    let us: f64 = trainer.predicted().iter().map(|p| p.us).sum();
+    let all = |of: fn(&Sent) -> Duration| {
+        micros(trainer.sent().iter().map(of).sum::<Duration>().as_secs_f64() * 1e6 / steps)
+    };
+    let predicted: f64 = trainer.predicted().iter().map(|p| p.us).sum();
     format!(
-        "Sent by rank 0:\n{}Predicted time for that: {} a step, with nothing hidden behind computation.\n",
+        "Sent by rank 0 in a step:\n{}Of {} a step rank 0 waited {} for calls, which took {} from start to end, slower ranks \
+         included;\npredicted were {}, with nothing hidden behind computation and nobody slower.\n",
         table.render(),
-        micros(us)
+        micros(seconds * 1e6 / steps),
+        all(|s| s.exposed),
+        all(|s| s.took),
+        micros(predicted)
     )
 }

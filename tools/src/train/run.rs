@@ -14,7 +14,7 @@ pub fn rank(comm: &Communicator, config: &Config) -> Result<(), Error> {
         _ => None,
     };
     while !trainer.done() {
-        let row = trainer.step()?;
+        let row = trainer.step().map_err(|error| Error::Step { rank: comm.rank(), error })?;
         if let Some(report) = &mut report {
             report.row(row)?;
         }

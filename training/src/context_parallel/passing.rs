@@ -5,11 +5,10 @@
 //! parts.
 
 use candle_core::WithDType;
-use nd_comm::prelude::Pending;
 
 use super::Form;
 use crate::error::Result;
-use crate::group::Group;
+use crate::group::{Group, Pending};
 use crate::kernel::Scalar;
 
 /// A part that leaves, and one that comes.

@@ -9,7 +9,7 @@ use nd_comm::prelude::{Buffer, Communicator, Element};
 
 use crate::error::Result;
 
-/// Of each element type the longest buffer so far.
+/// Of each element type the longest buffer so far; or the last one, where calls take whole buffers.
 #[derive(Clone, Default)]
 pub(super) struct Kept(Arc<Mutex<HashMap<TypeId, Box<dyn Any + Send>>>>);
 
@@ -27,9 +27,22 @@ impl Kept {
             None => comm.alloc(len.max(1))?,
         };
         let result = f(&mut buffer[..len]);
+        self.put(buffer);
+        result
+    }
+
+    /// A buffer of exactly `len` elements, of any content: the one that was [put](Kept::put) here last, if it is as long.
+    pub fn exactly<T: Element>(&self, comm: &Communicator, len: usize) -> Result<Buffer<T>> {
+        match self.take::<T>().filter(|buffer| buffer.len() == len) {
+            Some(buffer) => Ok(buffer),
+            None => Ok(comm.alloc(len)?),
+        }
+    }
+
+    /// Keeps a buffer for the next time.
+    pub fn put<T: Element>(&self, buffer: Buffer<T>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(TypeId::of::<T>(), Box::new(buffer));
-        result
     }
 
     fn take<T: Element>(&self) -> Option<Buffer<T>> {
@@ -54,5 +67,13 @@ mod tests {
         assert_eq!(kept.with(&comm, 3000, |x: &mut [f64]| Ok(x.len())).unwrap(), 3000);
         assert_eq!(address(1000), long);
         assert_eq!(address(5000).1, 5000);
+        let whole = Kept::default();
+        let first = whole.exactly::<f32>(&comm, 10).unwrap();
+        let address = first.as_ptr();
+        whole.put(first);
+        let again = whole.exactly::<f32>(&comm, 10).unwrap();
+        assert_eq!((again.as_ptr(), again.len()), (address, 10));
+        whole.put(again);
+        assert_eq!(whole.exactly::<f32>(&comm, 9).unwrap().len(), 9);
     }
 }

@@ -2,12 +2,15 @@
 
 mod kept;
 mod ledger;
+mod pending;
 
 use nd_comm::buffer::Owned;
-use nd_comm::prelude::{Buffer, Communicator, Element, Pending, ReduceOp};
+use nd_comm::prelude::{Buffer, Communicator, Element, ReduceOp};
 
 use kept::Kept;
-pub use ledger::{Entry, Kind, Ledger};
+use ledger::Open;
+pub use ledger::{Entry, Kind, Ledger, Times};
+pub use pending::Pending;
 
 use crate::error::{Error, Result};
 use crate::mesh::{Axis, Mesh};
@@ -19,12 +22,14 @@ pub struct Group {
     comm: Communicator,
     ledger: Ledger,
     kept: Kept,
+    /// For calls that take whole buffers.
+    whole: Kept,
 }
 
 impl Group {
     /// All ranks of a communicator, as a group called `name`.
     pub fn new(name: &'static str, comm: Communicator, ledger: Ledger) -> Group {
-        Group { name, comm, ledger, kept: Kept::default() }
+        Group { name, comm, ledger, kept: Kept::default(), whole: Kept::default() }
     }
 
     /// `tp`, `cp`, `fsdp`, `dp_replicate`, `loss`, `world`.
@@ -63,44 +68,56 @@ impl Group {
 
     /// The reduction of all ranks' buffers, in every rank's buffer.
     pub fn all_reduce<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        if self.size() > 1 {
-            self.record::<T>(Kind::AllReduce, buffer.len());
-            self.comm.all_reduce(buffer, op)?;
+        if self.size() == 1 {
+            return Ok(());
         }
-        Ok(())
+        self.blocking::<T>(Kind::AllReduce, buffer.len(), |comm| comm.all_reduce(buffer, op))
     }
 
     /// All ranks' `send`, one after the other, in every rank's `recv`.
     pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
-        self.record::<T>(Kind::AllGather, recv.len());
-        Ok(self.comm.all_gather(send, recv)?)
+        self.blocking::<T>(Kind::AllGather, recv.len(), |comm| comm.all_gather(send, recv))
     }
 
     /// This rank's part of the sum of all ranks' `send`, in `recv`.
     pub fn reduce_scatter<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
-        self.record::<T>(Kind::ReduceScatter, send.len());
-        Ok(self.comm.reduce_scatter(send, recv, ReduceOp::Sum)?)
+        let call = |comm: &Communicator| comm.reduce_scatter(send, recv, ReduceOp::Sum);
+        self.blocking::<T>(Kind::ReduceScatter, send.len(), call)
     }
 
     /// The `i`-th part of `send` goes to rank `i`, whose part for this rank comes to the same place of `recv`.
     pub fn all_to_all<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
-        self.record::<T>(Kind::AllToAll, send.len());
-        Ok(self.comm.all_to_all(send, recv)?)
+        self.blocking::<T>(Kind::AllToAll, send.len(), |comm| comm.all_to_all(send, recv))
     }
 
     /// What rank `root` of the group has, at all.
     pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<()> {
-        if self.size() > 1 {
-            self.record::<T>(Kind::Broadcast, buffer.len());
-            self.comm.broadcast(buffer, root)?;
+        if self.size() == 1 {
+            return Ok(());
         }
-        Ok(())
+        self.blocking::<T>(Kind::Broadcast, buffer.len(), |comm| comm.broadcast(buffer, root))
     }
 
     /// Starts [`Group::all_reduce`].
     pub fn all_reduce_start<T: Element, B: Owned<T>>(&self, buffer: B, op: ReduceOp) -> Result<Pending<B>> {
-        self.record::<T>(Kind::AllReduce, buffer.elements().len());
-        Ok(self.comm.all_reduce_start(buffer, op)?)
+        let open = self.open::<T>(Kind::AllReduce, buffer.elements().len());
+        Ok(Pending::new(self.comm.all_reduce_start(buffer, op)?, open))
+    }
+
+    /// Starts [`Group::all_reduce`] of a copy of `elements`, in memory that [`Group::give_back`] takes for the next time.
+    pub(crate) fn all_reduce_copy_start<T: Element>(
+        &self,
+        elements: &[T],
+        op: ReduceOp,
+    ) -> Result<Pending<Buffer<T>>> {
+        let mut buffer = self.whole.exactly::<T>(&self.comm, elements.len())?;
+        buffer.copy_from_slice(elements);
+        self.all_reduce_start(buffer, op)
+    }
+
+    /// Keeps the memory of [`Group::all_reduce_copy_start`].
+    pub(crate) fn give_back<T: Element>(&self, buffer: Buffer<T>) {
+        self.whole.put(buffer);
     }
 
     /// Starts [`Group::all_gather`].
@@ -109,8 +126,8 @@ impl Group {
         send: S,
         recv: R,
     ) -> Result<Pending<(S, R)>> {
-        self.record::<T>(Kind::AllGather, recv.elements().len());
-        Ok(self.comm.all_gather_start(send, recv)?)
+        let open = self.open::<T>(Kind::AllGather, recv.elements().len());
+        Ok(Pending::new(self.comm.all_gather_start(send, recv)?, open))
     }
 
     /// Starts [`Group::reduce_scatter`].
@@ -119,20 +136,20 @@ impl Group {
         send: S,
         recv: R,
     ) -> Result<Pending<(S, R)>> {
-        self.record::<T>(Kind::ReduceScatter, send.elements().len());
-        Ok(self.comm.reduce_scatter_start(send, recv, ReduceOp::Sum)?)
+        let open = self.open::<T>(Kind::ReduceScatter, send.elements().len());
+        Ok(Pending::new(self.comm.reduce_scatter_start(send, recv, ReduceOp::Sum)?, open))
     }
 
     /// Starts to gather all ranks' parts of `buffer` in place: each has its own there.
     pub fn all_gather_in_place_start<T: Element, B: Owned<T>>(&self, buffer: B) -> Result<Pending<B>> {
-        self.record::<T>(Kind::AllGather, buffer.elements().len());
-        Ok(self.comm.all_gather_in_place_start(buffer)?)
+        let open = self.open::<T>(Kind::AllGather, buffer.elements().len());
+        Ok(Pending::new(self.comm.all_gather_in_place_start(buffer)?, open))
     }
 
     /// Starts [`Group::reduce_scatter`] in place: this rank's part of the sum comes to its own part of `buffer`.
     pub fn reduce_scatter_in_place_start<T: Element, B: Owned<T>>(&self, buffer: B) -> Result<Pending<B>> {
-        self.record::<T>(Kind::ReduceScatter, buffer.elements().len());
-        Ok(self.comm.reduce_scatter_in_place_start(buffer, ReduceOp::Sum)?)
+        let open = self.open::<T>(Kind::ReduceScatter, buffer.elements().len());
+        Ok(Pending::new(self.comm.reduce_scatter_in_place_start(buffer, ReduceOp::Sum)?, open))
     }
 
     /// Starts to pass `send` to the next rank and to take `recv`, of the same length, from the one before, round the
@@ -146,14 +163,28 @@ impl Group {
         let (mut to, mut from) = (vec![0; size], vec![0; size]);
         to[(rank + 1) % size] = send.elements().len();
         from[(rank + size - 1) % size] = recv.elements().len();
-        self.record::<T>(Kind::Shift, send.elements().len());
-        Ok(self.comm.all_to_all_v_start(send, &to, recv, &from)?)
+        let open = self.open::<T>(Kind::Shift, send.elements().len());
+        Ok(Pending::new(self.comm.all_to_all_v_start(send, &to, recv, &from)?, open))
     }
 
-    fn record<T>(&self, kind: Kind, len: usize) {
-        if self.size() > 1 {
-            self.ledger.record(self.name, kind, (len * size_of::<T>()) as u64, self.size());
+    fn blocking<T>(
+        &self,
+        kind: Kind,
+        len: usize,
+        call: impl FnOnce(&Communicator) -> nd_comm::Result<()>,
+    ) -> Result<()> {
+        let open = self.open::<T>(kind, len);
+        call(&self.comm)?;
+        if let Some(open) = open {
+            open.close_blocking();
         }
+        Ok(())
+    }
+
+    /// Writes a call down that begins now, unless it sends nothing.
+    fn open<T>(&self, kind: Kind, len: usize) -> Option<Open> {
+        let bytes = (len * size_of::<T>()) as u64;
+        (self.size() > 1).then(|| self.ledger.open(self.name, kind, bytes, self.size()))
     }
 }
 

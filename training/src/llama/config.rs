@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 use crate::model::Init;
-use crate::ops::Scaling;
+use crate::ops::{Rope, Scaling};
 
 /// The numbers of a model, under Hugging Face's names. The default is a small one for bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,6 +33,10 @@ pub struct Config {
     pub rope_theta: f64,
     /// How rotary frequencies are stretched.
     pub rope_scaling: Scaling,
+    /// Whether queries, keys, values and what attention gives have something added.
+    pub attention_bias: bool,
+    /// Whether the feed-forward part's matrices have.
+    pub mlp_bias: bool,
     /// Whether the embedding is the head too.
     pub tie_word_embeddings: bool,
     /// Standard deviation of matrices before training.
@@ -53,6 +57,8 @@ impl Default for Config {
             rms_norm_eps: 1e-5,
             rope_theta: 10_000.0,
             rope_scaling: Scaling::Default,
+            attention_bias: false,
+            mlp_bias: false,
             tie_word_embeddings: true,
             initializer_range: 0.02,
         }
@@ -95,6 +101,8 @@ impl Config {
             rms_norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
             rope_theta: keys.rope_theta()?,
             rope_scaling: keys.rope_scaling()?,
+            attention_bias: keys.flag("attention_bias")?,
+            mlp_bias: keys.flag("mlp_bias")?,
             tie_word_embeddings: keys.flag("tie_word_embeddings")?,
             initializer_range: keys.number("initializer_range")?.unwrap_or(0.02),
         };
@@ -112,8 +120,8 @@ impl Config {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "hidden_act": "silu",
-            "attention_bias": false,
-            "mlp_bias": false,
+            "attention_bias": self.attention_bias,
+            "mlp_bias": self.mlp_bias,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -164,6 +172,8 @@ impl Config {
             format!("rms_norm_eps={}; it is a small number, 1e-5 for example", self.rms_norm_eps)
         } else if !(self.initializer_range >= 0.0 && self.initializer_range.is_finite()) {
             format!("initializer_range={}; it is a small number, 0.02 for example", self.initializer_range)
+        } else if let Err(e) = Rope::new(self.head_dim, self.rope_theta, self.rope_scaling) {
+            Error::from(e).to_string()
         } else {
             return Ok(());
         };
@@ -176,9 +186,8 @@ impl Config {
         let matrix = Init::Normal(self.initializer_range);
         let mut tensors = vec![(EMBEDDING.to_owned(), vec![self.vocab_size, hidden], matrix)];
         for layer in 0..self.num_hidden_layers {
-            for tensor in LayerTensor::ALL {
-                let init = if tensor.is_norm() { Init::Ones } else { matrix };
-                tensors.push((tensor.name(layer), tensor.shape(self), init));
+            for tensor in LayerTensor::of(self) {
+                tensors.push((tensor.name(layer), tensor.shape(self), tensor.init(self)));
             }
         }
         tensors.push((NORM.to_owned(), vec![hidden], Init::Ones));
@@ -206,58 +215,115 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) enum LayerTensor {
     AttentionNorm,
     Query,
+    QueryBias,
     Key,
+    KeyBias,
     Value,
+    ValueBias,
     Output,
+    OutputBias,
     FeedForwardNorm,
     Gate,
+    GateBias,
     Up,
+    UpBias,
     Down,
+    DownBias,
 }
 
 impl LayerTensor {
-    pub(crate) const ALL: [LayerTensor; 9] = [
-        LayerTensor::AttentionNorm,
-        LayerTensor::Query,
-        LayerTensor::Key,
-        LayerTensor::Value,
-        LayerTensor::Output,
-        LayerTensor::FeedForwardNorm,
-        LayerTensor::Gate,
-        LayerTensor::Up,
-        LayerTensor::Down,
-    ];
+    const ALL: [LayerTensor; 16] = {
+        use LayerTensor::*;
+        [
+            AttentionNorm,
+            Query,
+            QueryBias,
+            Key,
+            KeyBias,
+            Value,
+            ValueBias,
+            Output,
+            OutputBias,
+            FeedForwardNorm,
+            Gate,
+            GateBias,
+            Up,
+            UpBias,
+            Down,
+            DownBias,
+        ]
+    };
 
-    pub(crate) fn is_norm(self) -> bool {
-        matches!(self, LayerTensor::AttentionNorm | LayerTensor::FeedForwardNorm)
+    /// Those that a model has.
+    pub(crate) fn of(config: &Config) -> Vec<LayerTensor> {
+        use LayerTensor::{DownBias, GateBias, KeyBias, OutputBias, QueryBias, UpBias, ValueBias};
+        let has = |tensor: &LayerTensor| match tensor {
+            QueryBias | KeyBias | ValueBias | OutputBias => config.attention_bias,
+            GateBias | UpBias | DownBias => config.mlp_bias,
+            _ => true,
+        };
+        LayerTensor::ALL.into_iter().filter(has).collect()
+    }
+
+    /// Whether it is applied to features that all ranks have: norms, and what is added to the sum over ranks.
+    pub(crate) fn is_whole(self) -> bool {
+        use LayerTensor::{AttentionNorm, DownBias, FeedForwardNorm, OutputBias};
+        matches!(self, AttentionNorm | FeedForwardNorm | OutputBias | DownBias)
+    }
+
+    /// Whether it makes keys or values.
+    pub(crate) fn is_of_keys_or_values(self) -> bool {
+        use LayerTensor::{Key, KeyBias, Value, ValueBias};
+        matches!(self, Key | KeyBias | Value | ValueBias)
     }
 
     pub(crate) fn name(self, layer: usize) -> String {
-        let name = match self {
-            LayerTensor::AttentionNorm => "input_layernorm",
-            LayerTensor::Query => "self_attn.q_proj",
-            LayerTensor::Key => "self_attn.k_proj",
-            LayerTensor::Value => "self_attn.v_proj",
-            LayerTensor::Output => "self_attn.o_proj",
-            LayerTensor::FeedForwardNorm => "post_attention_layernorm",
-            LayerTensor::Gate => "mlp.gate_proj",
-            LayerTensor::Up => "mlp.up_proj",
-            LayerTensor::Down => "mlp.down_proj",
+        use LayerTensor::*;
+        let (module, tensor) = match self {
+            AttentionNorm => ("input_layernorm", "weight"),
+            Query => ("self_attn.q_proj", "weight"),
+            QueryBias => ("self_attn.q_proj", "bias"),
+            Key => ("self_attn.k_proj", "weight"),
+            KeyBias => ("self_attn.k_proj", "bias"),
+            Value => ("self_attn.v_proj", "weight"),
+            ValueBias => ("self_attn.v_proj", "bias"),
+            Output => ("self_attn.o_proj", "weight"),
+            OutputBias => ("self_attn.o_proj", "bias"),
+            FeedForwardNorm => ("post_attention_layernorm", "weight"),
+            Gate => ("mlp.gate_proj", "weight"),
+            GateBias => ("mlp.gate_proj", "bias"),
+            Up => ("mlp.up_proj", "weight"),
+            UpBias => ("mlp.up_proj", "bias"),
+            Down => ("mlp.down_proj", "weight"),
+            DownBias => ("mlp.down_proj", "bias"),
         };
-        format!("model.layers.{layer}.{name}.weight")
+        format!("model.layers.{layer}.{module}.{tensor}")
     }
 
     pub(crate) fn shape(self, config: &Config) -> Vec<usize> {
+        use LayerTensor::*;
         let hidden = config.hidden_size;
         let heads = config.num_attention_heads * config.head_dim;
         let kv_heads = config.num_key_value_heads * config.head_dim;
         match self {
-            LayerTensor::AttentionNorm | LayerTensor::FeedForwardNorm => vec![hidden],
-            LayerTensor::Query => vec![heads, hidden],
-            LayerTensor::Key | LayerTensor::Value => vec![kv_heads, hidden],
-            LayerTensor::Output => vec![hidden, heads],
-            LayerTensor::Gate | LayerTensor::Up => vec![config.intermediate_size, hidden],
-            LayerTensor::Down => vec![hidden, config.intermediate_size],
+            AttentionNorm | FeedForwardNorm | OutputBias | DownBias => vec![hidden],
+            Query => vec![heads, hidden],
+            QueryBias => vec![heads],
+            Key | Value => vec![kv_heads, hidden],
+            KeyBias | ValueBias => vec![kv_heads],
+            Output => vec![hidden, heads],
+            Gate | Up => vec![config.intermediate_size, hidden],
+            GateBias | UpBias => vec![config.intermediate_size],
+            Down => vec![hidden, config.intermediate_size],
+        }
+    }
+
+    pub(crate) fn init(self, config: &Config) -> Init {
+        use LayerTensor::{AttentionNorm, FeedForwardNorm};
+        match self {
+            AttentionNorm | FeedForwardNorm => Init::Ones,
+            _ if self.shape(config).len() == 1 => Init::Zeros,
+            _ => Init::Normal(config.initializer_range),
         }
     }
 }
@@ -303,19 +369,35 @@ impl Keys<'_> {
                 _ => {}
             }
         }
-        for key in ["attention_bias", "mlp_bias", "rope_interleaved"] {
+        for key in ["rope_interleaved", "qk_layernorm", "use_qk_norm", "use_sliding_window"] {
             if self.flag(key)? {
                 return other(key, &Value::Bool(true), "false");
             }
         }
-        for (key, only) in [("attention_dropout", 0.0), ("partial_rotary_factor", 1.0)] {
+        for (key, only) in [
+            ("attention_dropout", 0.0),
+            ("resid_pdrop", 0.0),
+            ("embd_pdrop", 0.0),
+            ("partial_rotary_factor", 1.0),
+            ("logit_scale", 1.0),
+        ] {
             match self.number(key)? {
                 Some(number) if number != only => return other(key, &json!(number), &only.to_string()),
                 _ => {}
             }
         }
-        match self.get("quantization_config") {
-            Some(value) => other("quantization_config", value, "absent"),
+        let full =
+            |layers: &Value| layers.as_array().is_some_and(|l| l.iter().all(|l| l == "full_attention"));
+        match self.get("layer_types") {
+            Some(layers) if !full(layers) => {
+                return other("layer_types", layers, "full_attention throughout");
+            }
+            _ => {}
+        }
+        let absent =
+            ["quantization_config", "sliding_window", "num_local_experts", "num_experts", "clip_qkv"];
+        match absent.into_iter().find_map(|key| Some((key, self.get(key)?))) {
+            Some((key, value)) => other(key, value, "absent"),
             None => Ok(()),
         }
     }
@@ -388,6 +470,11 @@ mod tests {
             let config = Config { rope_scaling, tie_word_embeddings: false, ..Config::default() };
             assert_eq!(Config::from_json(&config.to_json()).unwrap(), config);
         }
+        for (attention_bias, mlp_bias, tensors) in [(true, false, 13), (false, true, 12), (true, true, 16)] {
+            let config = Config { attention_bias, mlp_bias, num_hidden_layers: 1, ..Config::default() };
+            assert_eq!(Config::from_json(&config.to_json()).unwrap(), config);
+            assert_eq!(config.tensors().len(), 2 + tensors);
+        }
     }
 
     #[test]
@@ -403,8 +490,15 @@ mod tests {
         for (change, words) in [
             (r#"{"model_type": "gemma"}"#, "gemma"),
             (r#"{"hidden_act": "gelu"}"#, "hidden_act"),
-            (r#"{"attention_bias": true}"#, "attention_bias"),
+            (r#"{"attention_bias": 1}"#, "attention_bias: 1 is not true or false"),
+            (r#"{"rope_interleaved": true}"#, "rope_interleaved: true"),
+            (r#"{"sliding_window": 4096}"#, "sliding_window: 4096"),
+            (r#"{"layer_types": ["sliding_attention"]}"#, "sliding_attention"),
+            (r#"{"num_local_experts": 8}"#, "num_local_experts: 8"),
+            (r#"{"attention_dropout": 0.1}"#, "attention_dropout: 0.1"),
             (r#"{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}"#, "yarn"),
+            (r#"{"rope_scaling": {"rope_type": "linear", "factor": 0.5}}"#, r#""factor":0.5"#),
+            (r#"{"rope_theta": -1}"#, "rope_theta=-1"),
             (r#"{"quantization_config": {"bits": 4}}"#, "quantization_config"),
             (r#"{"hidden_size": null}"#, "hidden_size is missing"),
             (r#"{"vocab_size": "many"}"#, "vocab_size"),

@@ -7,12 +7,14 @@
 //! |---|---|
 //! | `config` | the numbers of a model, and its tensors |
 //! | `split` | which rank has which heads and channels — *pure* |
+//! | `freeze` | which parameters stay as they are — *pure* |
 //! | `model` | units and stages |
 //! | `batch` | tokens, labels, positions |
 //! | `weights` | random or from files, and to files |
 
 mod batch;
 mod config;
+mod freeze;
 mod model;
 #[cfg(test)]
 mod plain;

@@ -4,13 +4,14 @@ use candle_core::Tensor;
 
 use super::Batch;
 use super::config::{Config, EMBEDDING, HEAD, LayerTensor, NORM};
+use super::freeze::{check_freeze, freeze};
 use super::split::{Asked, Split};
 use crate::context_parallel::{Balance, ContextParallel, Form, ring_attention};
 use crate::error::Result;
 use crate::group::{Group, Groups};
 use crate::mesh::{Axis, Mesh};
-use crate::model::{Init, Model, Parameter, Part, Unit};
-use crate::ops::{Rope, dropout, rms_norm, rope, silu_mul};
+use crate::model::{Init, Model, Parameter, Unit};
+use crate::ops::{Rope, add_bias, dropout, rms_norm, rope, silu_mul};
 use crate::tensor_parallel::{
     ColumnParallel, RowParallel, VocabParallelEmbedding, vocab_parallel_cross_entropy,
 };
@@ -32,6 +33,8 @@ pub struct Options {
     pub attention: Form,
     /// How sequences are dealt out over the ranks of `cp`.
     pub balance: Balance,
+    /// Names of parameters that training leaves as they are; `*` stands for anything.
+    pub freeze: Vec<String>,
 }
 
 impl Default for Options {
@@ -43,6 +46,7 @@ impl Default for Options {
             seed: 0,
             attention: Form::default(),
             balance: Balance::default(),
+            freeze: Vec::new(),
         }
     }
 }
@@ -55,6 +59,8 @@ pub struct Llama {
     config: Config,
     options: Options,
     split: Split,
+    /// What a block's weights are, in their order.
+    tensors: Vec<LayerTensor>,
     units: Vec<Unit>,
     rope: Rope,
     tp: Group,
@@ -69,6 +75,7 @@ impl Llama {
     /// mesh.
     pub fn new(config: Config, options: Options, groups: &Groups) -> Result<Llama> {
         let tp = groups.tp().clone();
+        check_freeze(&config, &options.freeze)?;
         let split = Split::new(&config, tp.size(), tp.rank(), options.kv_replicas)?;
         let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling)?;
         // Dropout's range is checked before training rather than in its first step.
@@ -76,10 +83,12 @@ impl Llama {
             let text = format!("dropout={}: a probability is at least 0 and below 1", options.dropout);
             return Err(crate::Error::Config(text));
         }
-        let units = Units::new(&config, &options, &split, groups)?.all();
+        let mut units = Units::new(&config, &options, &split, groups)?.all();
+        freeze(&mut units, &options.freeze);
         let cp =
             ContextParallel { group: groups.cp().clone(), form: options.attention, balance: options.balance };
-        Ok(Llama { config, options, split, units, rope, tp, cp })
+        let tensors = LayerTensor::of(&config);
+        Ok(Llama { config, options, split, tensors, units, rope, tp, cp })
     }
 
     /// Whether a model can be dealt out over the ranks of `tp`, before there are any.
@@ -87,6 +96,7 @@ impl Llama {
     /// # Errors
     /// As [`Llama::new`].
     pub fn check(config: &Config, options: &Options, mesh: &Mesh) -> Result<()> {
+        check_freeze(config, &options.freeze)?;
         Split::new(config, mesh.size(Axis::Tp), 0, options.kv_replicas).map(drop)
     }
 
@@ -129,22 +139,19 @@ impl Llama {
     }
 
     fn layer(&self, layer: usize, weights: &[Tensor], x: &Tensor, batch: &Batch) -> Result<Tensor> {
-        let weight = |tensor: LayerTensor| &weights[tensor as usize];
-        let attended = self.attend(&weight, x, batch)?;
+        let weights = Weights { tensors: &self.tensors, all: weights };
+        let attended = self.attend(weights, x, batch)?;
         let x = (x + self.dropout(&attended, 2 * layer + 1, batch)?)?;
-        let fed = self.feed(&weight, &x)?;
+        let fed = self.feed(weights, &x)?;
         Ok((&x + self.dropout(&fed, 2 * layer + 2, batch)?)?)
     }
 
-    fn attend<'w>(
-        &self,
-        weight: &dyn Fn(LayerTensor) -> &'w Tensor,
-        x: &Tensor,
-        batch: &Batch,
-    ) -> Result<Tensor> {
-        let x = rms_norm(x, weight(LayerTensor::AttentionNorm), self.config.rms_norm_eps)?;
-        let projections = [LayerTensor::Query, LayerTensor::Key, LayerTensor::Value].map(weight);
-        let projected = self.columns().forward_all(&x, &projections)?;
+    fn attend(&self, weights: Weights<'_>, x: &Tensor, batch: &Batch) -> Result<Tensor> {
+        use LayerTensor::{Key, KeyBias, Output, OutputBias, Query, QueryBias, Value, ValueBias};
+        let x = rms_norm(x, weights.of(LayerTensor::AttentionNorm), self.config.rms_norm_eps)?;
+        let projections = [Query, Key, Value].map(|tensor| weights.of(tensor));
+        let mut projected = self.columns().forward_all(&x, &projections)?;
+        weights.add(&mut projected, &[QueryBias, KeyBias, ValueBias])?;
         let heads = |x: &Tensor| {
             let (b, s, channels) = x.dims3()?;
             x.reshape((b, s, channels / self.config.head_dim, self.config.head_dim))?.transpose(1, 2)
@@ -155,7 +162,21 @@ impl Llama {
         let (b, heads, s, head_dim) = q.dims4()?;
         let attended = ring_attention(&q, &k, &v, &self.cp)?;
         let attended = attended.transpose(1, 2)?.reshape((b, s, heads * head_dim))?;
-        self.rows().forward(&attended, weight(LayerTensor::Output))
+        self.rows_and_bias(&attended, weights, Output, OutputBias)
+    }
+
+    /// The bias is added to the sum over all ranks, so once.
+    fn rows_and_bias(
+        &self,
+        x: &Tensor,
+        weights: Weights<'_>,
+        matrix: LayerTensor,
+        bias: LayerTensor,
+    ) -> Result<Tensor> {
+        let mut sum = [self.rows().forward(x, weights.of(matrix))?];
+        weights.add(&mut sum, &[bias])?;
+        let [sum] = sum;
+        Ok(sum)
     }
 
     /// The key or value heads `[b, heads, s, head_dim]` that this rank's heads ask.
@@ -170,10 +191,12 @@ impl Llama {
         })
     }
 
-    fn feed<'w>(&self, weight: &dyn Fn(LayerTensor) -> &'w Tensor, x: &Tensor) -> Result<Tensor> {
-        let x = rms_norm(x, weight(LayerTensor::FeedForwardNorm), self.config.rms_norm_eps)?;
-        let both = self.columns().forward_all(&x, &[LayerTensor::Gate, LayerTensor::Up].map(weight))?;
-        self.rows().forward(&silu_mul(&both[0], &both[1])?, weight(LayerTensor::Down))
+    fn feed(&self, weights: Weights<'_>, x: &Tensor) -> Result<Tensor> {
+        use LayerTensor::{Down, DownBias, FeedForwardNorm, Gate, GateBias, Up, UpBias};
+        let x = rms_norm(x, weights.of(FeedForwardNorm), self.config.rms_norm_eps)?;
+        let mut both = self.columns().forward_all(&x, &[Gate, Up].map(|tensor| weights.of(tensor)))?;
+        weights.add(&mut both, &[GateBias, UpBias])?;
+        self.rows_and_bias(&silu_mul(&both[0], &both[1])?, weights, Down, DownBias)
     }
 
     fn dropout(&self, x: &Tensor, site: usize, batch: &Batch) -> Result<Tensor> {
@@ -182,6 +205,34 @@ impl Llama {
         }
         let part = if self.sequence_parallel() { (self.tp.rank(), self.tp.size()) } else { (0, 1) };
         Ok(dropout(x, self.options.dropout, &batch.counter(self.options.seed, site, part))?)
+    }
+}
+
+/// A block's weights by what they are.
+#[derive(Clone, Copy)]
+struct Weights<'a> {
+    tensors: &'a [LayerTensor],
+    all: &'a [Tensor],
+}
+
+impl<'a> Weights<'a> {
+    fn find(self, tensor: LayerTensor) -> Option<&'a Tensor> {
+        let place = self.tensors.iter().position(|t| *t == tensor)?;
+        Some(&self.all[place])
+    }
+
+    fn of(self, tensor: LayerTensor) -> &'a Tensor {
+        self.find(tensor).expect("only biases may be missing")
+    }
+
+    /// Adds to each of `sums` its bias, if the model has one.
+    fn add(self, sums: &mut [Tensor], biases: &[LayerTensor]) -> Result<()> {
+        for (sum, bias) in sums.iter_mut().zip(biases) {
+            if let Some(bias) = self.find(*bias) {
+                *sum = add_bias(sum, bias)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -245,7 +296,7 @@ impl Units<'_> {
 
     fn all(&self) -> Vec<Unit> {
         let hidden = [self.config.hidden_size];
-        let norm = self.whole(NORM.to_owned(), &hidden);
+        let norm = self.whole(NORM.to_owned(), &hidden, Init::Ones);
         let mut first =
             Unit { name: "embedding".into(), parameters: vec![self.vocabulary(EMBEDDING)], keep: false };
         let mut last = None;
@@ -263,35 +314,34 @@ impl Units<'_> {
     fn layer(&self, layer: usize) -> Unit {
         let parameter = |tensor: LayerTensor| {
             let (name, shape) = (tensor.name(layer), tensor.shape(self.config));
-            if tensor.is_norm() {
-                return self.whole(name, &shape);
+            let init = tensor.init(self.config);
+            if tensor.is_whole() {
+                return self.whole(name, &shape, init);
             }
-            let mut parameter = self.matrix(name, &shape, self.split.part(tensor, self.config));
-            if matches!(tensor, LayerTensor::Key | LayerTensor::Value) {
+            let part = self.split.part(tensor, self.config);
+            let mut parameter = Parameter { part, ..Parameter::whole(name, &shape, init) };
+            if tensor.is_of_keys_or_values() {
                 parameter.partial_over = self.sharing.clone();
                 parameter.counts = self.split.rank.is_multiple_of(self.split.replicas);
             }
             parameter
         };
-        let parameters = LayerTensor::ALL.map(parameter).into();
+        let parameters = LayerTensor::of(self.config).into_iter().map(parameter).collect();
         Unit { name: format!("layers.{layer}"), parameters, keep: false }
     }
 
     fn vocabulary(&self, name: &str) -> Parameter {
         let shape = [self.config.vocab_size, self.config.hidden_size];
-        self.matrix(name.to_owned(), &shape, self.split.rows(self.config.vocab_size))
+        let part = self.split.rows(self.config.vocab_size);
+        Parameter { part, ..Parameter::whole(name, &shape, Init::Normal(self.config.initializer_range)) }
     }
 
-    fn matrix(&self, name: String, shape: &[usize], part: Option<Part>) -> Parameter {
-        Parameter { part, ..Parameter::whole(name, shape, Init::Normal(self.config.initializer_range)) }
-    }
-
-    /// A norm: whole on every rank, one of which counts it.
-    fn whole(&self, name: String, shape: &[usize]) -> Parameter {
+    /// A norm, or what is added to a sum over ranks: whole on every rank, one of which counts it.
+    fn whole(&self, name: String, shape: &[usize], init: Init) -> Parameter {
         Parameter {
             partial_over: self.partial.clone(),
             counts: self.split.rank == 0,
-            ..Parameter::whole(name, shape, Init::Ones)
+            ..Parameter::whole(name, shape, init)
         }
     }
 }

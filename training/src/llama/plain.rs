@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Config, IGNORE};
+use crate::ops::Scaling;
 
 /// Tensors by name.
 pub(super) type Named = BTreeMap<String, Vec<f64>>;
@@ -23,20 +24,25 @@ pub(super) fn forward(config: &Config, weights: &Named, tokens: &[u32], labels: 
     let mut x: Vec<Vec<f64>> =
         tokens.iter().map(|&t| table[t as usize * hidden..][..hidden].to_vec()).collect();
     for layer in 0..config.num_hidden_layers {
+        let bias = |name: &str| weights.get(&format!("model.layers.{layer}.{name}.bias"));
         let weight = |name: &str| weight(&format!("model.layers.{layer}.{name}.weight"));
+        let linear = |x: &[f64], name: &str| {
+            let mut y = product(x, weight(name));
+            bias(name).inspect(|bias| add(&mut y, bias));
+            y
+        };
         let normed: Vec<_> =
             x.iter().map(|x| norm(x, weight("input_layernorm"), config.rms_norm_eps)).collect();
-        let project = |name: &str| {
-            normed.iter().map(|x| product(x, weight(&format!("self_attn.{name}")))).collect::<Vec<_>>()
-        };
+        let project =
+            |name: &str| normed.iter().map(|x| linear(x, &format!("self_attn.{name}"))).collect::<Vec<_>>();
         let attended = attend(config, project("q_proj"), project("k_proj"), project("v_proj"));
         for (x, attended) in x.iter_mut().zip(attended) {
-            add(x, &product(&attended, weight("self_attn.o_proj")));
+            add(x, &linear(&attended, "self_attn.o_proj"));
             let normed = norm(x, weight("post_attention_layernorm"), config.rms_norm_eps);
-            let gate = product(&normed, weight("mlp.gate_proj"));
-            let up = product(&normed, weight("mlp.up_proj"));
+            let gate = linear(&normed, "mlp.gate_proj");
+            let up = linear(&normed, "mlp.up_proj");
             let inner: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-            add(x, &product(&inner, weight("mlp.down_proj")));
+            add(x, &linear(&inner, "mlp.down_proj"));
         }
     }
     let head = if config.tie_word_embeddings { table } else { weight("lm_head.weight") };
@@ -56,7 +62,7 @@ pub(super) fn forward(config: &Config, weights: &Named, tokens: &[u32], labels: 
 fn attend(config: &Config, mut q: Vec<Vec<f64>>, mut k: Vec<Vec<f64>>, v: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     let d = config.head_dim;
     for (position, row) in q.iter_mut().chain(&mut k).enumerate() {
-        row.chunks_mut(d).for_each(|head| turn(head, (position % v.len()) as f64, config.rope_theta));
+        row.chunks_mut(d).for_each(|head| turn(head, (position % v.len()) as f64, config));
     }
     let group = config.num_attention_heads / config.num_key_value_heads;
     let mut out = vec![vec![0.0; q[0].len()]; q.len()];
@@ -80,13 +86,37 @@ fn attend(config: &Config, mut q: Vec<Vec<f64>>, mut k: Vec<Vec<f64>>, v: Vec<Ve
     out
 }
 
-fn turn(head: &mut [f64], position: f64, theta: f64) {
+fn turn(head: &mut [f64], position: f64, config: &Config) {
     let half = head.len() / 2;
     for i in 0..half {
-        let (sin, cos) = (position / theta.powf(i as f64 / half as f64)).sin_cos();
+        let frequency = scaled(config.rope_theta.powf(-(i as f64) / half as f64), config.rope_scaling);
+        let (sin, cos) = (position * frequency).sin_cos();
         let (a, b) = (head[i], head[i + half]);
         head[i] = a * cos - b * sin;
         head[i + half] = a * sin + b * cos;
+    }
+}
+
+/// As Hugging Face's `modeling_rope_utils` says it: by wavelengths.
+fn scaled(frequency: f64, scaling: Scaling) -> f64 {
+    let (factor, low, high, original) = match scaling {
+        Scaling::Default => return frequency,
+        Scaling::Linear { factor } => return frequency / factor,
+        Scaling::Llama3 {
+            factor,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_max_position_embeddings: original,
+        } => (factor, low, high, original as f64),
+    };
+    let wavelength = 2.0 * std::f64::consts::PI / frequency;
+    if wavelength < original / high {
+        frequency
+    } else if wavelength > original / low {
+        frequency / factor
+    } else {
+        let smooth = (original / wavelength - low) / (high - low);
+        (1.0 - smooth) * frequency / factor + smooth * frequency
     }
 }
 

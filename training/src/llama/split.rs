@@ -76,13 +76,14 @@ impl Split {
             start: heads.start * config.head_dim,
             len: heads.len() * config.head_dim,
         };
+        use LayerTensor::*;
         let part = match tensor {
-            LayerTensor::AttentionNorm | LayerTensor::FeedForwardNorm => return None,
-            LayerTensor::Query => heads(0, &self.heads),
-            LayerTensor::Key | LayerTensor::Value => heads(0, &self.kv_heads),
-            LayerTensor::Output => heads(1, &self.heads),
-            LayerTensor::Gate | LayerTensor::Up => self.rows(config.intermediate_size)?,
-            LayerTensor::Down => Part { dim: 1, ..self.rows(config.intermediate_size)? },
+            AttentionNorm | FeedForwardNorm | OutputBias | DownBias => return None,
+            Query | QueryBias => heads(0, &self.heads),
+            Key | KeyBias | Value | ValueBias => heads(0, &self.kv_heads),
+            Output => heads(1, &self.heads),
+            Gate | GateBias | Up | UpBias => self.rows(config.intermediate_size)?,
+            Down => Part { dim: 1, ..self.rows(config.intermediate_size)? },
         };
         (part.len < tensor.shape(config)[part.dim]).then_some(part)
     }

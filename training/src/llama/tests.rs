@@ -12,7 +12,8 @@ use super::*;
 use crate::context_parallel::{Balance, Form, positions};
 use crate::group::Groups;
 use crate::mesh::{Axis, Mesh};
-use crate::model::{Model, Parameter};
+use crate::model::{Init, Model, Parameter};
+use crate::ops::Scaling;
 
 const SEQUENCE: usize = 16;
 const SEQUENCES: usize = 2;
@@ -35,6 +36,21 @@ fn config() -> Config {
 
 fn untied() -> Config {
     Config { tie_word_embeddings: false, ..config() }
+}
+
+/// With all that a `config.json` may ask for: biases, and frequencies of all three kinds stretched.
+fn biased() -> Config {
+    let rope_scaling = Scaling::Llama3 {
+        factor: 4.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 32,
+    };
+    Config { attention_bias: true, mlp_bias: true, rope_scaling, head_dim: 6, ..untied() }
+}
+
+fn configs() -> [Config; 3] {
+    [config(), untied(), biased()]
 }
 
 /// What a rank has computed.
@@ -74,7 +90,9 @@ fn variables(model: &Llama, dtype: DType) -> Vec<Vec<(Parameter, Var)>> {
     let weights = Weights::random(3);
     let variable = |parameter: &Parameter| {
         let mut values = vec![0.0; parameter.len()];
-        weights.fill(parameter, 0..parameter.len(), &mut values).unwrap();
+        // What is added begins with zeros, which would hide how often it is.
+        let init = if parameter.init == Init::Zeros { Init::Normal(0.4) } else { parameter.init };
+        weights.fill(&Parameter { init, ..parameter.clone() }, 0..parameter.len(), &mut values).unwrap();
         let values = Tensor::from_vec(values, parameter.local_shape(), &Device::Cpu).unwrap();
         (parameter.clone(), Var::from_tensor(&values.to_dtype(dtype).unwrap()).unwrap())
     };
@@ -181,7 +199,7 @@ fn assert_same(
 
 #[test]
 fn is_what_plain_loops_give() {
-    for config in [config(), untied()] {
+    for config in configs() {
         let model = llama(&config);
         for (dtype, tolerance) in
             [(DType::F64, 1e-12), (DType::F32, 1e-5), (DType::BF16, 2e-2), (DType::F16, 5e-3)]
@@ -223,7 +241,7 @@ fn logits_are_what_plain_loops_give() {
 #[test]
 fn every_parameter_s_gradient_is_the_difference_of_plain_losses() {
     const STEP: f64 = 1e-5;
-    for config in [config(), untied()] {
+    for config in configs() {
         let model = llama(&config);
         let pass = pass(&model, DType::F64, &batch(&config, &one_rank(), Balance::default()));
         let weights = named(&model, DType::F64);
@@ -248,7 +266,7 @@ fn every_parameter_s_gradient_is_the_difference_of_plain_losses() {
 fn ranks_that_divide_it_compute_the_same_model() {
     let options =
         |sequence_parallel, kv_replicas| Options { sequence_parallel, kv_replicas, ..Options::default() };
-    for config in [config(), untied()] {
+    for config in configs() {
         let expected = on_mesh(1, 1, &config, &options(false, 1), DType::F64);
         let exact = on_mesh(1, 1, &config, &options(false, 1), DType::F32);
         assert_same(&exact, &expected, 1e-5, "f32");
@@ -264,6 +282,47 @@ fn ranks_that_divide_it_compute_the_same_model() {
                 assert_same(&found, &expected, 1e-11, &format!("cp={cp} tp={tp} {options:?}"));
             }
         }
+    }
+}
+
+/// No gradient for what is frozen, the same as ever for the rest.
+#[test]
+fn what_is_frozen_changes_no_other_gradient() {
+    let config = biased();
+    let run = |freeze: &[&str]| {
+        let freeze = freeze.iter().map(|pattern| (*pattern).to_owned()).collect();
+        let model =
+            Llama::new(config.clone(), Options { freeze, ..Options::default() }, &one_rank()).unwrap();
+        let units = variables(&model, DType::F64);
+        let mut x = None;
+        for (stage, unit) in model.stages().into_iter().enumerate() {
+            let weight = |(p, var): &(Parameter, Var)| {
+                if p.frozen { var.as_detached_tensor() } else { var.as_tensor().clone() }
+            };
+            let weights: Vec<Tensor> = units[unit].iter().map(weight).collect();
+            x = Some(
+                model
+                    .forward(stage, &weights, x.as_ref(), &batch(&config, &one_rank(), Balance::default()))
+                    .unwrap(),
+            );
+        }
+        let grads = x.unwrap().backward().unwrap();
+        let values = |g: &Tensor| g.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+        units
+            .iter()
+            .flatten()
+            .filter_map(|(p, var)| Some((p.name.clone(), values(grads.get(var)?))))
+            .collect::<Named>()
+    };
+    let all = run(&[]);
+    let some = run(&["model.embed*", "*.mlp.*", "*layers.0.*.weight"]);
+    assert!(
+        some.len() > 10 && some.keys().all(|name| !name.contains("mlp") && !name.contains("embed")),
+        "{:?}",
+        some.keys()
+    );
+    for (name, gradient) in some {
+        assert_eq!(gradient, all[&name], "{name}");
     }
 }
 
@@ -298,7 +357,7 @@ fn dropout_does_not_depend_on_who_computes() {
 
 #[test]
 fn units_hold_every_tensor_once_under_its_own_name() {
-    for config in [config(), untied()] {
+    for config in configs() {
         let model = llama(&config);
         let (units, stages) = (model.units(), model.stages());
         assert_eq!(stages.len(), config.num_hidden_layers + 2);

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`rms_norm`] | `x / rms(x) · weight` |
 //! | [`rope`] | rotary position embedding |
+//! | [`add_bias`] | a vector added to every row |
 //! | [`silu_mul`] | `silu(gate) · up` |
 //! | [`embedding`] | rows of a table |
 //! | [`dropout`] | zeros at random, by counters |
@@ -15,6 +16,7 @@
 //!
 //! Tensors are on the CPU and of type f32, f64, bf16 or f16.
 
+mod bias;
 mod dropout;
 mod embedding;
 pub mod random;
@@ -24,6 +26,7 @@ mod silu;
 #[cfg(test)]
 mod testing;
 
+pub use bias::add_bias;
 pub use dropout::{Counter, dropout};
 pub use embedding::embedding;
 pub use rms_norm::rms_norm;

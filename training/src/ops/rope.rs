@@ -87,7 +87,8 @@ impl Scaling {
                 frequency * (unscaled + (1.0 - unscaled) / factor)
             }
             _ => bail!(
-                "rope_scaling {self:?}: factors are at least 1, and high_freq_factor is above low_freq_factor"
+                "rope_scaling: {}: factors are at least 1, and high_freq_factor is above low_freq_factor",
+                serde_json::json!(self)
             ),
         })
     }

@@ -87,6 +87,54 @@ impl Layout {
     }
 }
 
+/// Where a unit's parameters lie that are trained, and where those that are frozen: each kind in a vector of its own, in
+/// which the parameters of the other kind have no elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitLayout {
+    /// Those that have gradients.
+    pub trained: Layout,
+    /// Those that have none.
+    pub frozen: Layout,
+}
+
+impl UnitLayout {
+    /// Of a unit's parameters, over so many ranks.
+    pub fn new(parameters: &[Parameter], ranks: usize) -> UnitLayout {
+        let of = |frozen: bool| {
+            Layout::new(parameters.iter().map(|p| if p.frozen == frozen { p.len() } else { 0 }), ranks)
+        };
+        UnitLayout { trained: of(false), frozen: of(true) }
+    }
+
+    /// Elements that each rank gives when weights are gathered: its shard of either vector, one after the other.
+    pub fn shard(&self) -> usize {
+        self.trained.shard() + self.frozen.shard()
+    }
+
+    /// Elements of all ranks' shards.
+    pub fn padded(&self) -> usize {
+        self.trained.padded() + self.frozen.padded()
+    }
+
+    /// Calls `each` with the places of a parameter's elements in what was gathered, in order, and where they belong in the
+    /// parameter.
+    pub fn gathered(&self, index: usize, mut each: impl FnMut(Range<usize>, Range<usize>)) {
+        let (layout, before) = match self.frozen.parameter(index).is_empty() {
+            true => (&self.trained, 0),
+            false => (&self.frozen, self.trained.shard()),
+        };
+        let all = layout.parameter(index);
+        let mut at = all.start;
+        while at < all.end {
+            let (rank, inside) = (at / layout.shard(), at % layout.shard());
+            let len = (layout.shard() - inside).min(all.end - at);
+            let from = rank * self.shard() + before + inside;
+            each(from..from + len, at - all.start..at - all.start + len);
+            at += len;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -104,6 +152,37 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_was_gathered_of_either_kind_is_found_again(
+            parameters in prop::collection::vec((1usize..300, any::<bool>()), 1..6),
+            ranks in 1usize..5,
+        ) {
+            let parameters: Vec<_> = parameters
+                .iter()
+                .map(|&(len, frozen)| Parameter { frozen, ..Parameter::whole("p", &[len], Init::Zeros) })
+                .collect();
+            let layout = UnitLayout::new(&parameters, ranks);
+            // Of each element its parameter and its place there, as each rank sends them.
+            let mut whole = vec![(usize::MAX, 0); layout.padded()];
+            for (rank, part) in whole.chunks_mut(layout.shard()).enumerate() {
+                let (trained, frozen) = part.split_at_mut(layout.trained.shard());
+                for (kind, to) in [(&layout.trained, trained), (&layout.frozen, frozen)] {
+                    for piece in kind.pieces(rank, &parameters) {
+                        to[piece.range].iter_mut().enumerate().for_each(|(i, to)| *to = (piece.parameter, piece.start + i));
+                    }
+                }
+            }
+            for (index, parameter) in parameters.iter().enumerate() {
+                let mut next = 0;
+                layout.gathered(index, |from, to| {
+                    assert_eq!(to.start, next);
+                    next = to.end;
+                    assert!(whole[from].iter().copied().eq(to.map(|i| (index, i))));
+                });
+                prop_assert_eq!(next, parameter.len());
+            }
+        }
+
         #[test]
         fn every_element_is_on_one_rank_and_no_block_on_two(
             lengths in prop::collection::vec(1usize..400, 1..6),

@@ -20,7 +20,9 @@
 //!
 //! The whole of FSDP needs, besides its shards and what operations keep: two units in the forward pass (the weights in use,
 //! the next ones on their way), and in the backward pass four: weights, the next ones, the gradients that come into being,
-//! and those of the stage before that are on their way; three without [`Policy::prefetch`].
+//! and those of the stage before that are on their way; three without [`Policy::prefetch`]. The three units whose gradients
+//! are not reduced yet have no shards of gradients meanwhile. So FSDP2's bound, two shards of the model and three units, holds
+//! without prefetch on any number of ranks, and with it on up to three; on W ranks up to 1 - 3/W of a unit come on top.
 //!
 //! | file | what |
 //! |---|---|

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use half::{bf16, f16};
-use nd_comm::prelude::{Buffer, Pending, ReduceOp};
+use nd_comm::prelude::{Buffer, ReduceOp};
 
 use super::buckets::Bucket;
 use super::layout::Layout;
 use super::number::{Number, add};
 use super::values::Values;
 use crate::error::Result;
-use crate::group::Group;
+use crate::group::{Group, Pending};
 
 /// Adds up gradients, in whatever type.
 pub trait Reduce: Send {

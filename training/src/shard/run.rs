@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 
+use super::gather::Masters;
 use super::layout::Layout;
 use super::program::Use;
 use super::seed::seeded;
@@ -95,7 +96,8 @@ impl<M: Model> Sharded<M> {
         let step = &program[at];
         let unit = &mut self.units[step.unit];
         if !unit.gathered {
-            self.gather.finish(step.unit, &unit.masters, &mut unit.weights, step.part)?;
+            let masters = Masters { trained: &unit.masters, frozen: &unit.frozen.masters };
+            self.gather.finish(step.unit, masters, &mut unit.weights, step.part)?;
             unit.gathered = true;
         }
         if !step.more {
@@ -104,7 +106,7 @@ impl<M: Model> Sharded<M> {
         if let Some(next) = program.get(at + 1).filter(|_| self.policy.prefetch) {
             let unit = &self.units[next.unit];
             if !unit.gathered {
-                self.gather.start(next.unit, &unit.masters)?;
+                self.gather.start(next.unit, unit.masters())?;
             }
         }
         self.note();
@@ -165,7 +167,12 @@ impl<M: Model> Sharded<M> {
         let mut gradients = seeded(&output, gradient)?.backward()?;
         drop(output);
         // Gradients hold on to the operations that they come from, unless they are detached.
-        let weights: Vec<_> = weights.iter().map(|w| gradients.remove(w).map(|g| g.detach())).collect();
+        let trained = self.units[step.unit].unit.parameters.iter().map(|parameter| !parameter.frozen);
+        let weights: Vec<_> = weights
+            .iter()
+            .zip(trained)
+            .map(|(w, trained)| gradients.remove(w).filter(|_| trained).map(|g| g.detach()))
+            .collect();
         let of_input = match input {
             None => None,
             Some(input) => Some(gradients.remove(&input).map(|g| g.detach()).ok_or_else(|| {
@@ -212,8 +219,10 @@ impl<M: Model> Sharded<M> {
     /// Adds up gradients of parameters of which each rank of another group has a part.
     fn add_partials(&self, unit: usize, values: &mut Values) -> Result<()> {
         let unit = &self.units[unit];
-        let group_of =
-            |index: usize| unit.unit.parameters[index].partial_over.as_ref().filter(|g| g.size() > 1);
+        let group_of = |index: usize| {
+            let parameter = &unit.unit.parameters[index];
+            parameter.partial_over.as_ref().filter(|g| g.size() > 1 && !parameter.frozen)
+        };
         let mut left: Vec<_> = (0..unit.unit.parameters.len()).filter(|&i| group_of(i).is_some()).collect();
         while let Some(group) = left.first().and_then(|&i| group_of(i)).cloned() {
             let same = |index: &usize| group_of(*index).map(Group::name) == Some(group.name());

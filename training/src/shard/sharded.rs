@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::buckets;
-use super::gather::{self, Among, Gather};
-use super::layout::{Layout, Piece};
+use super::gather::{self, Among, Gather, Masters};
+use super::layout::{Layout, Piece, UnitLayout};
 use super::memory::Memory;
 use super::policy::{Policy, Reshard};
 use super::program::{self, Use};
@@ -45,10 +45,12 @@ pub struct Sharded<M: Model> {
 /// A unit, and this rank's shard of it.
 pub(super) struct ShardedUnit {
     pub unit: Unit,
+    /// Of the parameters that are trained, as of all that follows but `frozen`.
     pub layout: Layout,
     pub pieces: Vec<Piece>,
     /// This rank's shard of the parameters.
     pub masters: Vec<f32>,
+    pub frozen: Frozen,
     pub weights: Weights,
     /// Whether the weights are there and are those of the masters.
     pub gathered: bool,
@@ -58,7 +60,20 @@ pub(super) struct ShardedUnit {
     pub of_micro_batches: Option<Values>,
 }
 
-/// What an optimizer updates: a unit's shard. Elements that belong to no piece are zero, and so are their gradients.
+/// Of a unit's parameters those that stay as they are.
+pub(super) struct Frozen {
+    pub layout: Layout,
+    /// This rank's shard.
+    pub masters: Vec<f32>,
+}
+
+impl ShardedUnit {
+    pub fn masters(&self) -> Masters<'_> {
+        Masters { trained: &self.masters, frozen: &self.frozen.masters }
+    }
+}
+
+/// What an optimizer updates: a unit's shard, without what is frozen. Elements that belong to no piece are zero, and so are their gradients.
 #[derive(Debug)]
 pub struct ShardView<'a> {
     /// Which unit.
@@ -88,26 +103,40 @@ impl<M: Model> Sharded<M> {
         let (ranks, rank) = shard.as_ref().map_or((1, 0), |group| (group.size(), group.rank()));
         policy.check(ranks)?;
         let near = near(&policy, shard.as_ref(), groups)?;
-        let layouts: Arc<[Layout]> =
-            units.iter().map(|u| Layout::new(u.parameters.iter().map(Parameter::len), ranks)).collect();
+        let layouts: Arc<[UnitLayout]> =
+            units.iter().map(|u| UnitLayout::new(&u.parameters, ranks)).collect();
+        let trained: Arc<[Layout]> = layouts.iter().map(|layout| layout.trained.clone()).collect();
         let training = program::training(&stages, &units, &policy);
         let limit = (policy.zero < 3).then(|| policy.bucket_bytes / policy.reduce.size_in_bytes());
-        let buckets = buckets::cut(&program::completed(&training), &layouts, limit);
+        let buckets = buckets::cut(&program::completed(&training), &trained, limit);
         let among = Among { all: shard.clone(), near: near.clone(), keep_buffers: policy.prefetch };
         let gather = gather::gather(policy.compute, among, layouts.clone());
         let over = Over { shard: shard.clone(), replicate, each: policy.reduce_each_micro_batch };
         let sharded_units = units.iter().zip(&*layouts).map(|(unit, layout)| {
-            let pieces = layout.pieces(rank, &unit.parameters);
-            let mut masters = vec![0.0; layout.shard()];
-            for piece in &pieces {
-                let range = piece.start..piece.start + piece.range.len();
-                fill(&unit.parameters[piece.parameter], range, &mut masters[piece.range.clone()])?;
-            }
-            let weights = gather.empty(unit.parameters.iter().map(Parameter::local_shape).collect());
-            let (unit, layout) = (unit.clone(), layout.clone());
-            let (of_stages, of_micro_batches) = (None, None);
-            let gathered = false;
-            Ok(ShardedUnit { unit, layout, pieces, masters, weights, gathered, of_stages, of_micro_batches })
+            let UnitLayout { trained, frozen } = layout.clone();
+            let own = |layout: &Layout| {
+                let pieces = layout.pieces(rank, &unit.parameters);
+                let mut masters = vec![0.0; layout.shard()];
+                for piece in &pieces {
+                    let range = piece.start..piece.start + piece.range.len();
+                    fill(&unit.parameters[piece.parameter], range, &mut masters[piece.range.clone()])?;
+                }
+                Ok::<_, Error>((pieces, masters))
+            };
+            let (pieces, masters) = own(&trained)?;
+            let frozen = Frozen { masters: own(&frozen)?.1, layout: frozen };
+            let weights = gather.empty(unit.parameters.iter().map(|p| (p.local_shape(), p.frozen)).collect());
+            Ok(ShardedUnit {
+                unit: unit.clone(),
+                layout: trained,
+                pieces,
+                masters,
+                frozen,
+                weights,
+                gathered: false,
+                of_stages: None,
+                of_micro_batches: None,
+            })
         });
         let sharded_units = sharded_units.collect::<Result<Vec<_>>>()?;
         Ok(Sharded {
@@ -117,7 +146,7 @@ impl<M: Model> Sharded<M> {
             training,
             units: sharded_units,
             gather,
-            reduce: reduce::reduce(policy.reduce, over, layouts, buckets),
+            reduce: reduce::reduce(policy.reduce, over, trained, buckets),
             shard,
             near,
             activations: 0,
@@ -206,7 +235,11 @@ impl<M: Model> Sharded<M> {
             |u: &ShardedUnit| u.of_stages.iter().chain(&u.of_micro_batches).map(Values::bytes).sum::<usize>();
         let waiting: usize = self.units.iter().map(waiting).sum();
         Memory {
-            masters: self.units.iter().map(|u| size_of_val(&*u.masters)).sum(),
+            masters: self
+                .units
+                .iter()
+                .map(|u| size_of_val(&*u.masters) + size_of_val(&*u.frozen.masters))
+                .sum(),
             gradients,
             gathered: self.units.iter().map(|u| u.weights.bytes()).sum(),
             unreduced: self.unreduced + waiting,

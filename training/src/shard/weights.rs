@@ -19,11 +19,11 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Weights of these shapes without memory.
-    pub fn empty<T: Number>(shapes: impl IntoIterator<Item = Vec<usize>>) -> Weights {
-        let variable = |shape: Vec<usize>| {
+    /// Weights of these shapes without memory; those that are frozen have no gradients.
+    pub fn empty<T: Number>(shapes: impl IntoIterator<Item = (Vec<usize>, bool)>) -> Weights {
+        let variable = |(shape, frozen): (Vec<usize>, bool)| {
             let storage = Storage::Cpu(T::to_cpu_storage_owned(Vec::new()));
-            Tensor::from_storage(storage, shape, BackpropOp::none(), true)
+            Tensor::from_storage(storage, shape, BackpropOp::none(), !frozen)
         };
         let variables: Vec<_> = shapes.into_iter().map(variable).collect();
         let constants = variables.iter().map(Tensor::detach).collect();
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     fn filled() -> Weights {
-        let mut weights = Weights::empty::<f32>([vec![2, 3]]);
+        let mut weights = Weights::empty::<f32>([(vec![2, 3], false)]);
         weights.fill(|_, to: &mut [f32]| to.copy_from_slice(&[1., 2., 3., 4., 5., 6.])).unwrap();
         weights
     }
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn memory_is_kept_when_it_is_filled_again() {
-        let mut weights = Weights::empty::<bf16>([vec![4]]);
+        let mut weights = Weights::empty::<bf16>([(vec![4], false)]);
         let address = |weights: &Weights| {
             let (storage, _) = weights.variables()[0].storage_and_layout();
             let Storage::Cpu(CpuStorage::BF16(values)) = &*storage else { panic!("not bf16") };

@@ -23,12 +23,16 @@ impl<M: Model> Sharded<M> {
         self.together(|all| {
             let unit = &all.units[unit];
             let parameter = &unit.unit.parameters[index];
-            let range = unit.layout.parameter(index);
+            let (layout, masters) = match parameter.frozen {
+                false => (&unit.layout, &unit.masters),
+                true => (&unit.frozen.layout, &unit.frozen.masters),
+            };
+            let range = layout.parameter(index);
             let mine = match &all.shard {
-                None => unit.masters[range].to_vec(),
+                None => masters[range].to_vec(),
                 Some(group) => {
-                    let mut whole = vec![0.0; unit.layout.padded()];
-                    group.all_gather(&unit.masters, &mut whole)?;
+                    let mut whole = vec![0.0; layout.padded()];
+                    group.all_gather(masters, &mut whole)?;
                     whole[range].to_vec()
                 }
             };

@@ -1,12 +1,13 @@
 //! `x · wᵀ`, with a backward pass that makes the weight's gradient in the weight's own layout: composed of a transpose
 //! and a product, it would be made transposed and copied element by element.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, Layout, Shape, Tensor};
 
 use super::gathered::Gathered;
+use super::products::Later;
 use crate::error::Result;
 
 /// `x [.., in]` times the transpose of `weight [out, in]`: `[.., out]`.
@@ -14,16 +15,29 @@ use crate::error::Result;
 /// # Errors
 /// When shapes or types do not fit.
 pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    of(x, weight, None)
+    of(x, weight, None, None)
 }
 
-/// As [`linear`], of an `x` that may have been let go by the backward pass and can be gathered again.
-pub(super) fn of(x: &Tensor, weight: &Tensor, gathered: Option<Arc<Gathered>>) -> Result<Tensor> {
-    Ok(x.contiguous()?.apply_op2(weight, Linear { gathered })?)
+/// As [`linear`], of an `x` that may have been let go by the backward pass and can be gathered again, and of a weight whose
+/// gradient may be made later from the product's.
+pub(super) fn of(
+    x: &Tensor,
+    weight: &Tensor,
+    gathered: Option<Arc<Gathered>>,
+    later: Option<Later>,
+) -> Result<Tensor> {
+    Ok(x.contiguous()?.apply_op2(weight, Linear { gathered, later })?)
+}
+
+/// The gradient of the weight, from that of the product, `[rows, out]`.
+pub(super) fn of_weight(gradient: &Tensor, x: &Tensor) -> candle_core::Result<Tensor> {
+    let rows = gradient.dim(0)?;
+    gradient.t()?.matmul(&x.reshape((rows, x.elem_count() / rows.max(1)))?)
 }
 
 struct Linear {
     gathered: Option<Arc<Gathered>>,
+    later: Option<Later>,
 }
 
 impl Linear {
@@ -82,15 +96,24 @@ impl CustomOp2 for Linear {
         _: &Tensor,
         gradient: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let tracked = w.track_op();
         let (x, w) = (x.detach(), w.detach());
-        let (outputs, inputs) = w.dims2()?;
+        let outputs = w.dim(0)?;
         let rows = gradient.elem_count() / outputs.max(1);
         let gradient = gradient.reshape((rows, outputs))?;
         let of_x = gradient.matmul(&w)?.reshape(x.shape())?;
+        if let Some(later) = &self.later {
+            *later.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradient.detach());
+            return Ok((Some(of_x), None));
+        }
+        if !tracked {
+            // Frozen: nobody asks for it.
+            return Ok((Some(of_x), None));
+        }
         if let Some(gathered) = &self.gathered {
             gathered.again(&x)?;
         }
-        let of_w = gradient.t()?.matmul(&x.reshape((rows, inputs))?)?;
+        let of_w = of_weight(&gradient, &x)?;
         Ok((Some(of_x), Some(of_w)))
     }
 }

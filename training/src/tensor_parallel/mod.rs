@@ -23,6 +23,7 @@
 //! | `mappings` | the four ways in and out |
 //! | `linear` | `x · wᵀ` |
 //! | `parallel` | column- and row-parallel products |
+//! | `products` | the former without sequence parallelism: what is sent overlaps with what is computed |
 //! | `gathered` | their inputs under sequence parallelism |
 //! | `embedding` | rows of a table that is dealt out |
 //! | `cross_entropy` | the loss over a vocabulary that is dealt out |
@@ -33,6 +34,7 @@ mod gathered;
 mod linear;
 mod mappings;
 mod parallel;
+mod products;
 
 pub use cross_entropy::{IGNORE, vocab_parallel_cross_entropy};
 pub use embedding::VocabParallelEmbedding;

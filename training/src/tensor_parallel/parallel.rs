@@ -3,8 +3,9 @@
 use candle_core::Tensor;
 
 use super::gathered::Gathered;
-use super::linear;
-use super::mappings::{copy_to, reduce_from, scatter_sequence};
+use super::linear::{self, linear};
+use super::mappings::{reduce_from, scatter_sequence};
+use super::products::products;
 use crate::error::Result;
 use crate::group::Group;
 
@@ -31,17 +32,20 @@ impl ColumnParallel {
     }
 
     /// The products of one `x` with several weights, such as those of queries, keys and values: `x` is copied or gathered
-    /// once for all of them, and so is its gradient reduced.
+    /// once for all of them, and so is its gradient reduced: without sequence parallelism while the gradients of the first
+    /// two weights are made.
     ///
     /// # Errors
     /// As [`ColumnParallel::forward`].
     pub fn forward_all(&self, x: &Tensor, weights: &[&Tensor]) -> Result<Vec<Tensor>> {
         if self.group.size() == 1 || !self.sequence_parallel {
-            let x = copy_to(x, &self.group)?;
-            return weights.iter().map(|w| linear::of(&x, w, None)).collect();
+            if self.group.size() > 1 {
+                return products(x, weights, &self.group);
+            }
+            return weights.iter().map(|w| linear(x, w)).collect();
         }
         Gathered::with(x, &self.group, |all, gathered| {
-            weights.iter().map(|w| linear::of(all, w, Some(gathered.clone()))).collect()
+            weights.iter().map(|w| linear::of(all, w, Some(gathered.clone()), None)).collect()
         })
     }
 }

@@ -139,6 +139,52 @@ fn a_block_of_matrices_does_what_it_does_on_one_rank() {
     }
 }
 
+/// The gradient of the input is on its way while those of weights are made, and nothing else changes.
+#[test]
+fn products_that_overlap_have_the_bits_of_those_that_do_not() {
+    for size in [1, 2, 3] {
+        ranks(size, |group, ledger| {
+            for count in 1..=4 {
+                let x = variable(&tensor(1, &[2, 6, 8], DType::F32));
+                let weight = |i: u64| {
+                    variable(&tensor(10 * i + group.rank() as u64, &[4 + i as usize, 8], DType::F32))
+                };
+                let weights: Vec<Var> = (0..count).map(weight).collect();
+                let loss = |products: Vec<Tensor>| {
+                    // The first of three is used for nothing.
+                    let used = products.iter().enumerate().filter(|&(i, _)| count != 3 || i > 0);
+                    let sums =
+                        used.map(|(i, y)| (y.sqr().unwrap() * (i + 1) as f64).unwrap().sum_all().unwrap());
+                    sums.reduce(|a, b| (a + b).unwrap()).unwrap()
+                };
+                let bits = |loss: Tensor| {
+                    ledger.take();
+                    let gradients = loss.backward().unwrap();
+                    let of = |var: &Var| {
+                        let values = gradients.get(var)?.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                        // What nothing depends on has no gradient, or zeros.
+                        let bits: Vec<u32> = values.into_iter().map(f32::to_bits).collect();
+                        bits.iter().any(|&bits| bits != 0).then_some(bits)
+                    };
+                    let bits: Vec<_> = weights.iter().chain([&x]).map(of).collect();
+                    (bits, ledger.times(), ledger.take())
+                };
+                let column = ColumnParallel { group: group.clone(), sequence_parallel: false };
+                let refs: Vec<&Tensor> = weights.iter().map(Var::as_tensor).collect();
+                let (found, times, sent) = bits(loss(column.forward_all(&x, &refs).unwrap()));
+                let copied = copy_to(&x, group).unwrap();
+                let plain = refs.iter().map(|w| linear(&copied, w).unwrap()).collect();
+                let (expected, _, expected_sent) = bits(loss(plain));
+                assert_eq!(found, expected, "{count} products on {size} ranks");
+                assert_eq!(sent, expected_sent);
+                for times in times.values() {
+                    assert!(times.exposed < times.took, "nothing was made meanwhile: {times:?}");
+                }
+            }
+        });
+    }
+}
+
 #[test]
 fn what_was_gathered_for_products_is_let_go() {
     ranks(2, |group, ledger| {

@@ -8,12 +8,14 @@
 //! | [`predict`] | what a step will send, by group — *pure* |
 //! | [`Trainer`] | a Llama on a text, by a configuration |
 //! | [`Row`] | what is known of a step |
+//! | [`Sent`] | what a rank has sent, and how long that took |
 
 mod agree;
 mod config;
 mod place;
 mod predict;
 mod row;
+mod sent;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -23,5 +25,6 @@ pub use config::{Config, KEYS, Key};
 pub use place::{Placed, place};
 pub use predict::{Predicted, predict};
 pub use row::Row;
+pub use sent::Sent;
 pub use step::{Loop, Outcome};
 pub use trainer::Trainer;

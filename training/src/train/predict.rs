@@ -4,12 +4,13 @@
 //! ([`nd_topology::placement::traffic`]).
 
 use nd_topology::placement::{Model, Placement, Row};
+use serde::Serialize;
 
 use crate::mesh::{Axis, Mesh};
 use crate::shard::{Policy, Reshard};
 
 /// What one rank sends in one of its groups in a step.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Predicted {
     /// The group's name, as in the [ledger](crate::group::Ledger).
     pub group: &'static str,
@@ -30,13 +31,14 @@ pub struct Predicted {
 }
 
 /// For each group of more than one rank, the one with the most frequent calls first. `parameters` are those that a rank computes
-/// with, all of the model divided by tp, and `kept` those of them whose units stay gathered between the two passes.
+/// with, all of the model divided by tp, `kept` those of them whose units stay gathered between the two passes, and `trained` those
+/// that have gradients.
 pub fn predict(
     placement: &Placement,
     mesh: &Mesh,
     policy: &Policy,
     model: &Model,
-    (parameters, kept): (f64, f64),
+    (parameters, kept, trained): (f64, f64, f64),
 ) -> Vec<Predicted> {
     let row = |axis: Axis| placement.rows.iter().find(|row| row.axis == axis.name());
     let micro_batches = model.accumulation as f64;
@@ -61,7 +63,7 @@ pub fn predict(
     let replicas = row(Axis::DpReplicate);
     if let (0, Some(_), Some(row)) = (policy.zero, slowest, replicas) {
         let ranks = shared * row.size;
-        let (bytes, calls) = (2.0 * part(ranks) * parameters * gradients * reductions, units * reductions);
+        let (bytes, calls) = (2.0 * part(ranks) * trained * gradients * reductions, units * reductions);
         all.push(of("loss", mesh.world(), ranks, row, bytes, calls, "all-reduce of gradients".into()));
         return all;
     }
@@ -73,7 +75,7 @@ pub fn predict(
             (_, Reshard::Never) => (parameters * micro_batches, micro_batches),
             _ => ((2.0 * parameters - kept) * micro_batches, micro_batches),
         };
-        let bytes = part(shared) * (gathered * weights + scatters * parameters * gradients);
+        let bytes = part(shared) * (gathered * weights + scatters * trained * gradients);
         let calls = units * (gathered / parameters + scatters);
         let what = match policy.zero {
             0 => "all-reduce of gradients",
@@ -82,7 +84,7 @@ pub fn predict(
         all.push(of("fsdp", mesh.world(), shared, row, bytes, calls, what.into()));
     }
     if let Some(row) = replicas {
-        let own = parameters / shared as f64;
+        let own = trained / shared as f64;
         let (bytes, calls) = (2.0 * part(row.size) * own * gradients * reductions, units * reductions);
         all.push(of(
             "dp_replicate",
@@ -160,7 +162,7 @@ mod tests {
         let placement = placement(axes.map(|axis| row(axis.name(), mesh.size(axis), 1.0)).collect());
         let model =
             Model { layers: 4, accumulation: 3, weight_bytes: 2, gradient_bytes: 4, ..Model::default() };
-        predict(&placement, &mesh, &policy, &model, (800.0, 80.0))
+        predict(&placement, &mesh, &policy, &model, (800.0, 80.0, 800.0))
             .into_iter()
             .map(|p| (p.group, p.bytes))
             .collect()

@@ -2,8 +2,10 @@
 
 use serde::Serialize;
 
+use super::{Predicted, Sent};
+
 /// One row of the metrics file.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// From 1.
     pub step: u64,
@@ -18,22 +20,38 @@ pub struct Row {
     /// Mean loss on the other text, where it was measured after this step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f64>,
+    /// What this rank sent in this step, and how long that took.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sent: Vec<Sent>,
+    /// What was predicted for each step, by group: in the first row alone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub predicted: Vec<Predicted>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group::Kind;
 
     #[test]
     fn rows_are_plain_json() {
-        let row =
-            Row { step: 3, loss: 2.5, grad_norm: f64::NAN, lr: 1e-3, tokens_per_s: 10.0, eval_loss: None };
+        let row = Row {
+            step: 3,
+            loss: 2.5,
+            grad_norm: f64::NAN,
+            lr: 1e-3,
+            tokens_per_s: 10.0,
+            eval_loss: None,
+            sent: Vec::new(),
+            predicted: Vec::new(),
+        };
         let text = serde_json::to_string(&row).unwrap();
         assert_eq!(text, r#"{"step":3,"loss":2.5,"grad_norm":null,"lr":0.001,"tokens_per_s":10.0}"#);
-        assert!(
-            serde_json::to_string(&Row { eval_loss: Some(2.0), ..row })
-                .unwrap()
-                .ends_with(r#""eval_loss":2.0}"#)
-        );
+        let ns = std::time::Duration::from_nanos;
+        let sent =
+            Sent { group: "tp", kind: Kind::AllReduce, calls: 2, bytes: 8, took: ns(1500), exposed: ns(500) };
+        let more = Row { eval_loss: Some(2.0), sent: vec![sent], ..row };
+        let end = r#""eval_loss":2.0,"sent":[{"group":"tp","kind":"all_reduce","calls":2,"bytes":8,"us":1.5,"exposed_us":0.5}]}"#;
+        assert!(serde_json::to_string(&more).unwrap().ends_with(end));
     }
 }

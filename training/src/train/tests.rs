@@ -1,6 +1,7 @@
 //! Whole runs, ranks as threads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use nd_comm::prelude::Communicator;
 use nd_tests::worlds::each;
@@ -72,6 +73,54 @@ fn the_mesh_does_not_change_what_is_learnt_nor_what_is_dropped() {
     close(&one, &run(2, &sequence_parallel), 1e-5, "sequence parallel");
     // Without dropout it is another run.
     assert!((run(1, &[("dropout", "0")])[0].1 / one[0].1 - 1.0).abs() > 1e-4);
+}
+
+#[test]
+fn every_call_of_a_step_takes_time_of_which_a_part_is_waited_for() {
+    for (ranks, mesh, groups) in [
+        (2, "dp_shard=2", &["fsdp", "loss", "world"][..]),
+        (4, "dp_shard=2,tp=2", &["fsdp", "loss", "tp", "world"]),
+        (4, "dp_replicate=2,cp=2", &["cp", "dp_replicate", "fsdp", "loss", "world"]),
+        (1, "dp_shard=1", &[]),
+    ] {
+        let config = small(&[("mesh", mesh)]);
+        each(&Communicator::local(ranks).unwrap(), |comm| {
+            let mut trainer = Trainer::new(comm, &config).unwrap();
+            let mut calls = 0;
+            while !trainer.done() {
+                let began = Instant::now();
+                let row = trainer.step().unwrap();
+                let wall = began.elapsed();
+                for sent in &row.sent {
+                    assert!(sent.calls > 0 && sent.bytes > 0 && !sent.took.is_zero(), "{sent:?}");
+                    assert!(sent.exposed <= sent.took, "{sent:?}");
+                    assert!(sent.took <= wall * sent.calls as u32, "{sent:?} in {wall:?}");
+                    // What is not overlapped is exposed.
+                    assert!(sent.group != "loss" || sent.took == sent.exposed, "{sent:?}");
+                }
+                // One thread waits.
+                let exposed: Duration = row.sent.iter().map(|sent| sent.exposed).sum();
+                assert!(exposed <= wall, "{exposed:?} of {wall:?}");
+                let found: BTreeSet<_> = row.sent.iter().map(|sent| sent.group).collect();
+                assert!(found.iter().eq(groups), "{found:?}");
+                assert_eq!(row.predicted.is_empty(), row.step > 1 || comm.rank() > 0 || ranks == 1);
+                calls += row.sent.iter().map(|sent| sent.calls).sum::<u64>();
+            }
+            assert_eq!(trainer.sent().iter().map(|sent| sent.calls).sum::<u64>(), calls);
+        });
+    }
+}
+
+#[test]
+fn frozen_parameters_stay_and_the_mesh_does_not_change_the_rest() {
+    let freeze = ("freeze", "model.embed*,*layers.0.*");
+    let one = run(1, &[freeze]);
+    assert!(one[4].0 < one[0].0 && (run(1, &[])[0].1 / one[0].1 - 1.0).abs() > 1e-3, "{one:?}");
+    for (ranks, mesh) in [(2, "dp_shard=2"), (4, "dp_shard=2,tp=2"), (2, "cp=2")] {
+        close(&one, &run(ranks, &[freeze, ("mesh", mesh)]), 1e-5, mesh);
+    }
+    let error = run_with(1, &small(&[("freeze", "embed")]), |_| ()).remove(0).unwrap_err().to_string();
+    assert!(error.starts_with("freeze=embed names none of the"), "{error}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use nd_comm::prelude::Communicator;
 use nd_topology::placement;
 
 use super::agree::{all_well, hash, same};
-use super::{Config, Loop, Placed, Predicted, Row, place, predict};
+use super::{Config, Loop, Placed, Predicted, Row, Sent, place, predict};
 use crate::context_parallel::{padding, positions};
 use crate::data::{Deal, MicroBatch, Order, Windows, text};
 use crate::error::{Error, Result};
@@ -32,6 +32,8 @@ pub struct Trainer {
     positions: Vec<u32>,
     schedule: Schedule,
     step: u64,
+    /// What was sent up to here.
+    sent: Vec<Sent>,
 }
 
 /// Tokens, and who gets which.
@@ -75,8 +77,11 @@ impl Trainer {
             training.sharded().units().map(|unit| (elements(unit), unit.keep)).collect();
         let parameters = units.iter().map(|unit| unit.0).sum();
         let kept = units.iter().filter(|unit| unit.1).map(|unit| unit.0).sum();
+        let trained = training.sharded().units().flat_map(|unit| &unit.parameters).filter(|p| !p.frozen);
+        let trained = trained.map(Parameter::len).sum::<usize>() as f64;
         let predicted = placed.placement.as_ref();
-        let predicted = predicted.map(|p| predict(p, &mesh, &config.policy(), &shape, (parameters, kept)));
+        let predicted =
+            predicted.map(|p| predict(p, &mesh, &config.policy(), &shape, (parameters, kept, trained)));
         let predicted = predicted.unwrap_or_default();
         let batch = mesh.effective_batch(text.deal.micro_batch as usize, text.deal.accumulation as usize);
         let schedule = Schedule {
@@ -99,6 +104,7 @@ impl Trainer {
             positions,
             schedule,
             step: 0,
+            sent: Vec::new(),
         })
     }
 
@@ -119,6 +125,8 @@ impl Trainer {
         }
         let outcome = self.training.step(&batches, tokens, lr).map_err(|e| self.by_launcher(e))?;
         let took = began.elapsed().as_secs_f64();
+        let all = Sent::all(self.groups.ledger());
+        let before = std::mem::replace(&mut self.sent, all);
         let measured = self.eval.is_some()
             && (self.done()
                 || self.config.eval_every > 0 && self.step.is_multiple_of(self.config.eval_every));
@@ -129,6 +137,8 @@ impl Trainer {
             lr,
             tokens_per_s: outcome.tokens as f64 / took,
             eval_loss: if measured { self.evaluate()? } else { None },
+            sent: Sent::since(&self.sent, &before),
+            predicted: if self.step == 1 { self.predicted.clone() } else { Vec::new() },
         })
     }
 
@@ -165,6 +175,11 @@ impl Trainer {
     /// Where each rank sits.
     pub fn placed(&self) -> &Placed {
         &self.placed
+    }
+
+    /// What this rank has sent in the steps so far, by group and kind, and how long that took.
+    pub fn sent(&self) -> &[Sent] {
+        &self.sent
     }
 
     /// What each group is predicted to send in a step; on rank 0 alone.
@@ -318,6 +333,7 @@ fn options(config: &Config) -> llama::Options {
         seed: config.seed,
         attention: config.cp_form,
         balance: config.cp_balance,
+        freeze: config.freeze.clone(),
     }
 }
 

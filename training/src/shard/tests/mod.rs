@@ -2,6 +2,7 @@
 
 mod bits;
 mod failures;
+mod frozen;
 mod parity;
 mod parts;
 mod sent;
@@ -26,6 +27,8 @@ pub struct Perceptron {
     widths: Vec<usize>,
     /// Whether the last layer's weight is the first one's, transposed.
     tied: bool,
+    /// Parameters that stay as they are.
+    frozen: &'static [&'static str],
 }
 
 /// Inputs and what should come out.
@@ -35,11 +38,11 @@ pub struct Pairs {
 }
 
 pub fn perceptron() -> Perceptron {
-    Perceptron { widths: vec![7, 15, 33, 3], tied: false }
+    Perceptron { widths: vec![7, 15, 33, 3], tied: false, frozen: &[] }
 }
 
 pub fn tied() -> Perceptron {
-    Perceptron { widths: vec![7, 15, 15, 7], tied: true }
+    Perceptron { widths: vec![7, 15, 15, 7], tied: true, frozen: &[] }
 }
 
 impl Perceptron {
@@ -56,7 +59,10 @@ impl Model for Perceptron {
             Parameter::whole(format!("{i}.weight"), &[self.widths[i + 1], self.widths[i]], Init::Zeros)
         };
         let bias = |i: usize| Parameter::whole(format!("{i}.bias"), &[self.widths[i + 1]], Init::Zeros);
-        let unit = |i: usize, parameters| Unit { name: format!("layers.{i}"), parameters, keep: false };
+        let unit = |i: usize, mut parameters: Vec<Parameter>| {
+            parameters.iter_mut().for_each(|p| p.frozen = self.frozen.contains(&&*p.name));
+            Unit { name: format!("layers.{i}"), parameters, keep: false }
+        };
         let last = self.layers() - 1;
         (0..if self.tied { last } else { last + 1 })
             .map(|i| match i {
@@ -130,6 +136,7 @@ pub struct Job {
     pub micro_batches: usize,
     pub steps: usize,
     pub tied: bool,
+    pub frozen: &'static [&'static str],
 }
 
 /// What came of it, on one rank.
@@ -147,7 +154,15 @@ pub struct Outcome {
 
 impl Job {
     pub fn new(mesh: &str, policy: Policy) -> Job {
-        Job { kind: Kind::Local, mesh: mesh.into(), policy, micro_batches: 1, steps: 3, tied: false }
+        Job {
+            kind: Kind::Local,
+            mesh: mesh.into(),
+            policy,
+            micro_batches: 1,
+            steps: 3,
+            tied: false,
+            frozen: &[],
+        }
     }
 
     /// Trains with momentum on as many ranks as the mesh has; gives every rank's outcome.
@@ -160,7 +175,7 @@ impl Job {
         let mesh = Mesh::parse(&self.mesh, comm.world_size()).unwrap();
         let order: Vec<_> = (0..comm.world_size()).collect();
         let groups = Groups::new(comm, mesh, &order).unwrap();
-        let model = || if self.tied { tied() } else { perceptron() };
+        let model = || Perceptron { frozen: self.frozen, ..if self.tied { tied() } else { perceptron() } };
         let mut sharded = Sharded::new(model(), &groups, self.policy, &fill).unwrap();
         let part = groups.loss().rank();
         let batch = |step, micro: usize| pairs(&model(), step, part * self.micro_batches + micro);

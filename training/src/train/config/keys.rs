@@ -45,6 +45,8 @@ keys! {
         "kv-heads" "N" kv_heads: positive, "Without --init: heads of keys and values";
         "ffn" "N" ffn: positive, "Without --init: width of the feed-forward part";
         "dropout" "P" dropout: part, "Drop this part of the activations after attention and feed-forward";
+        "freeze" "PATTERN,..." freeze: names,
+            "Leave these parameters as they are, by their names in the safetensors; * stands for anything";
     }
     "Data" {
         "data" "FILE" data: path, "Train on this text; without it on one that the program makes";

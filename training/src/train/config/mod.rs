@@ -35,6 +35,8 @@ pub struct Config {
     pub ffn: usize,
     /// Which part of the activations is dropped at each dropout.
     pub dropout: f64,
+    /// Names of parameters that stay as they are; `*` stands for anything.
+    pub freeze: Vec<String>,
     /// The text; without it one that is made by [`crate::data::text`].
     pub data: Option<PathBuf>,
     /// Another text, on which the loss is measured.
@@ -115,6 +117,7 @@ impl Default for Config {
             kv_heads: 2,
             ffn: 352,
             dropout: 0.0,
+            freeze: Vec::new(),
             data: None,
             eval_data: None,
             eval_every: 0,

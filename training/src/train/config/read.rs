@@ -160,6 +160,7 @@ mod tests {
             ("cp-form", "all-gather"),
             ("bucket-bytes", "64K"),
             ("metrics", "m.jsonl"),
+            ("freeze", "model.embed*,*.bias"),
         ] {
             config.set(key, value).unwrap();
         }

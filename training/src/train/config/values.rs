@@ -43,6 +43,12 @@ impl Show for (f64, f64) {
     }
 }
 
+impl Show for Vec<String> {
+    fn show(&self) -> String {
+        self.join(",")
+    }
+}
+
 impl Show for PathBuf {
     fn show(&self) -> String {
         self.display().to_string()
@@ -160,6 +166,12 @@ pub fn flag(text: &str) -> Parsed<bool> {
         "false" | "no" | "0" | "off" => Ok(false),
         _ => Err("is neither true nor false".into()),
     }
+}
+
+/// Names, with commas between them.
+pub fn names(text: &str) -> Parsed<Vec<String>> {
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    Ok(names.map(str::to_owned).collect())
 }
 
 /// A file or folder; none for an empty text.
