@@ -14,8 +14,8 @@ use super::fabric::{Fabric, Pair, Rail};
 use super::memory::{Block, Device};
 use crate::{Card, Choice, Config, Error, Region, Result};
 
-/// Where the kernel lists RDMA devices.
-const CLASS: &str = "/sys/class/infiniband";
+/// Where the kernel lists RDMA devices, below the root of sysfs.
+const CLASS: &str = "class/infiniband";
 /// Bytes that are registered to see whether any can be: about what one peer needs.
 const TRIAL: u32 = 1 << 20;
 
@@ -57,7 +57,7 @@ impl Ports {
             Choice::Shm => Asked::Never("ND_TRANSPORT=shm".into()),
             Choice::Tcp => Asked::Never("ND_TRANSPORT=tcp".into()),
             Choice::Auto if config.encrypt => {
-                if any_device() {
+                if any_device(&config.verbs.sysfs) {
                     tracing::info!("ND_ENCRYPT=1: TCP is used between hosts, since RDMA is not encrypted");
                 }
                 Asked::Never("ND_ENCRYPT=1".into())
@@ -65,10 +65,10 @@ impl Ports {
             Choice::Auto => Asked::Auto,
         };
         let filter = HcaFilter::parse(&config.verbs.hca)?;
-        if matches!(asked, Asked::Never(_)) || !any_device() {
+        if matches!(asked, Asked::Never(_)) || !any_device(&config.verbs.sysfs) {
             return Ok(Ports { offer: Offer { asked, ..Offer::default() }, devices: BTreeMap::new() });
         }
-        let system = sysfs::read(Path::new("/sys"))?;
+        let system = sysfs::read(&config.verbs.sysfs)?;
         let wishes = Wishes { hca: filter, gid_index: config.verbs.gid_index };
         let cores = crate::cores::CoreSet::here().numbers().into_iter().map(u32::from);
         let choice = choose_ports(&system, Place::of_cores(&system, cores), &wishes)?;
@@ -190,8 +190,8 @@ pub(crate) fn joins_all(cards: &[Card]) -> bool {
     any
 }
 
-fn any_device() -> bool {
-    std::fs::read_dir(CLASS).is_ok_and(|mut devices| devices.next().is_some())
+fn any_device(sysfs: &Path) -> bool {
+    std::fs::read_dir(sysfs.join(CLASS)).is_ok_and(|mut devices| devices.next().is_some())
 }
 
 /// Whether memory can be registered at all.
