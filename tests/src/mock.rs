@@ -1,9 +1,6 @@
 //! RDMA devices that are nothing but memory and fail when told to (`mock-ibverbs`), for what no real device can be made to
-//! do. A test starts its own program again with that library in place of rdma-core's; ranks are threads there, and rank
-//! `r` uses device `mockR` alone.
-#![allow(unsafe_code)] // asks the library
+//! do. A test starts its own program again with that library in place of rdma-core's, where ranks are threads.
 
-use std::ffi::{CStr, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,25 +10,10 @@ use tempfile::TempDir;
 
 /// How a program that is started again may take at most.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The name of the library.
-const LIBRARY: &CStr = c"libibverbs.so.1";
 
 /// Where devices are described, in a program that has them.
 pub fn root() -> Option<PathBuf> {
     std::env::var_os(mock_ibverbs::ROOT).map(PathBuf::from)
-}
-
-/// What such a program has left, and done that no program may do: see [`mock_ibverbs::world::World::report`].
-pub fn report() -> String {
-    // SAFETY: the library is the one that was opened before, which has such a function, whose text stays.
-    unsafe {
-        let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW);
-        assert!(!library.is_null(), "the library is not there");
-        let symbol = libc::dlsym(library, c"mock_ibverbs_report".as_ptr());
-        assert!(!symbol.is_null(), "it is another library");
-        let report: extern "C" fn() -> *mut c_char = std::mem::transmute(symbol);
-        CStr::from_ptr(report()).to_string_lossy().into_owned()
-    }
 }
 
 /// Devices, and the library that opens them.
@@ -76,6 +58,24 @@ impl Machine {
             .set(&format!("{port}/gid_attrs/ndevs/{index}"), &format!("mocknet{device}"))
     }
 
+    /// It has no address with that index.
+    pub fn without_address(self, device: usize, index: usize) -> Machine {
+        let port = self.folder.path().join(format!("sys/class/infiniband/mock{device}/ports/1"));
+        fs::remove_file(port.join(format!("gids/{index}"))).expect("an address");
+        self
+    }
+
+    /// With so many NUMA nodes, of which the first has all cores.
+    pub fn nodes(self, nodes: usize) -> Machine {
+        let cores = ["ffffffff"; 32].join(",");
+        for node in 0..nodes {
+            let folder = self.folder.path().join(format!("sys/devices/system/node/node{node}"));
+            fs::create_dir_all(&folder).expect("a folder");
+            fs::write(folder.join("cpumap"), if node == 0 { &cores } else { "0" }).expect("a file");
+        }
+        self
+    }
+
     /// A file below `/sys/class` says something else.
     pub fn set(self, file: &str, text: &str) -> Machine {
         let path = self.folder.path().join("sys/class").join(file);
@@ -109,17 +109,20 @@ impl Machine {
         self
     }
 
-    /// Starts this program again with such arguments; all that it said. Panics if it fails.
+    /// Starts this program again with such arguments; all that it said, and how much was [sent](mock_ibverbs::REPORT).
+    /// Panics if it fails, or leaves anything on a device, or does what no program may do.
     #[track_caller]
     pub fn run(&self, arguments: &[&str]) -> String {
         let program = std::env::current_exe().expect("this program");
         let file = |name: &str| self.folder.path().join(name);
         let create = |path: &Path| fs::File::create(path).expect("a file");
-        let (out, err) = (file("out"), file("err"));
+        let (out, err, report) = (file("out"), file("err"), file("report"));
         let mut child = Command::new(program)
             .args(arguments)
             .env("LD_LIBRARY_PATH", file("lib"))
             .env(mock_ibverbs::ROOT, file("sys"))
+            .env(mock_ibverbs::REPORT, &report)
+            .env("ND_RECORDER_DIR", "none")
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(create(&out))
@@ -139,8 +142,13 @@ impl Machine {
                 }
             }
         };
-        assert!(status.success(), "{status}\n{}", said());
-        said()
+        let report = fs::read_to_string(&report).unwrap_or_default();
+        let said = format!("{}\n{report}", said());
+        assert!(
+            status.success() && !report.contains("left:") && !report.contains("misuse:"),
+            "{status}\n{said}"
+        );
+        said
     }
 
     /// Starts the ignored test `role` of this program; all that it said.
@@ -150,22 +158,14 @@ impl Machine {
     }
 }
 
-/// Limits what this process may lock, so that it can be said how much that is; root may lock more all the same.
-pub fn limit_locked_memory(bytes: u64) -> c_int {
-    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-    // SAFETY: reads the structure.
-    unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }
-}
-
 /// Runs other tests of this program over such devices, where all worlds are [`Verbs`](crate::worlds::Kind::Verbs): those
-/// whose names contain one of `only`. Panics if one fails, or anything is left, or misused.
+/// whose names contain one of `only`, or all.
 #[track_caller]
 pub fn again(this: &str, only: &[&str]) {
     if root().is_some() || crate::machines::inside() {
         return;
     }
-    let skip = [["--skip", this]].concat();
-    let said = Machine::new(2).run(&[&["--test-threads", "1"], &skip[..], only].concat());
+    let said = Machine::new(2).run(&[&["--test-threads", "1", "--skip", this], only].concat());
     let passed = said.lines().any(|line| line.contains("test result: ok.") && !line.contains(" 0 passed"));
     assert!(passed, "{said}");
 }

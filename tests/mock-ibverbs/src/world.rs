@@ -1,5 +1,7 @@
 //! All objects, as the library's caller made them, each known by the address of the structure that the caller has.
 
+#![allow(unsafe_code)] // has itself called at the end
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -154,6 +156,8 @@ pub struct World {
 pub fn world() -> MutexGuard<'static, World> {
     static WORLD: OnceLock<Mutex<World>> = OnceLock::new();
     let new = || {
+        // SAFETY: the function is there until the process ends: the library is never closed.
+        unsafe { libc::atexit(crate::exports::write_report) };
         let root = std::env::var_os(crate::ROOT).unwrap_or_default();
         let faults = std::env::var(crate::FAULTS).unwrap_or_default();
         let faults = Faults::parse(&faults).unwrap_or_else(|e| {
