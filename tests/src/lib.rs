@@ -6,6 +6,7 @@
 //! | [`calls`] | every call, to be made with given counts |
 //! | [`hosts`] | namespaces as hosts |
 //! | [`machines`] | virtual machines with RDMA |
+//! | [`mock`] | RDMA devices that fail when told to |
 //! | [`collectives`] | every collective once, for ranks that have been through something |
 //! | [`oracle`] | the reproducible order of reduction, in a few lines |
 //! | [`jobs`] | jobs of such processes, to be killed or stopped |
@@ -18,6 +19,7 @@ pub mod collectives;
 pub mod hosts;
 pub mod jobs;
 pub mod machines;
+pub mod mock;
 pub mod oracle;
 pub mod processes;
 pub mod sample;

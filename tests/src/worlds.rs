@@ -33,9 +33,10 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, for `n` ranks: what contracts and collectives are tested on. A new transport is one line here. In a
-    /// [virtual machine with RDMA](crate::machines) it is verbs alone, which no other machine can be expected to have.
+    /// [virtual machine with RDMA](crate::machines), or with [devices of memory](crate::mock), it is verbs alone, which no
+    /// other machine can be expected to have.
     pub fn all(n: usize) -> Vec<Kind> {
-        if crate::machines::inside() {
+        if crate::machines::inside() || crate::mock::root().is_some() {
             return vec![Kind::Verbs];
         }
         vec![
@@ -81,6 +82,7 @@ pub fn endpoints(kind: &Kind, n: usize) -> Vec<Endpoint> {
                 config.transport = Choice::Verbs;
                 // Emulated machines stand still for a while now and then, not for long.
                 config.verbs.timeout = 16;
+                config.verbs.sysfs = crate::mock::root().unwrap_or(config.verbs.sysfs);
             }
             Kind::Hosts(hosts) => config.host_id = Some(format!("test-host-{}", hosts[rank])),
             _ => {}

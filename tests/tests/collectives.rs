@@ -204,6 +204,13 @@ fn verbs_carry_every_collective() {
 }
 
 #[test]
+fn devices_of_memory_carry_every_collective() {
+    let only =
+        ["every_collective_on_every_transport", "a_group_matches", "splits_of_splits", "two_communicators"];
+    nd_tests::mock::again("devices_of_memory_carry_every_collective", &only);
+}
+
+#[test]
 fn every_collective_on_every_transport() {
     for n in fewer(&[1, 2, 3, 5], &[3]) {
         for kind in Kind::all(n) {

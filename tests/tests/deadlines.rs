@@ -11,6 +11,7 @@ use nd_comm::exec::standstill::{Is, Standstill};
 use nd_comm::number::ReduceOp;
 use nd_comm::{Error, Result};
 use nd_tests::calls::{COLLECTIVES, FORMS, Named, SINK, SOURCE};
+use nd_tests::mock;
 use nd_tests::worlds::{Kind, each, world, world_with};
 
 /// Who does not come: the root of calls that spread something.
@@ -22,8 +23,19 @@ const SOON: Duration = Duration::from_secs(60);
 /// Worlds that wait at the same time.
 const AT_ONCE: usize = 6;
 
-fn kinds(n: usize) -> [Kind; 3] {
-    [Kind::Shm, Kind::Tcp, Kind::Hosts((0..n).map(|rank| rank * 2 / n).collect())]
+fn kinds(n: usize) -> Vec<Kind> {
+    if mock::root().is_some() {
+        return vec![Kind::Verbs];
+    }
+    vec![Kind::Shm, Kind::Tcp, Kind::Hosts((0..n).map(|rank| rank * 2 / n).collect())]
+}
+
+#[test]
+fn over_verbs_all_are_told_the_same() {
+    mock::again(
+        "over_verbs_all_are_told_the_same",
+        &["worlds_of_two", "comes_late", "name_the_one", "two_that_wait"],
+    );
 }
 
 /// What a rank is told at last: whoever has done its part in a call goes on to the next.

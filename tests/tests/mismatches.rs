@@ -12,6 +12,7 @@ use nd_comm::number::{DataType, Element, F8E4M3, F8E5M2, ReduceOp};
 use nd_comm::prelude::{Config, UniqueId};
 use nd_comm::{Error, Result};
 use nd_tests::calls::COLLECTIVES;
+use nd_tests::mock;
 use nd_tests::worlds::{Kind, each, world_with};
 
 /// Nothing here may take it.
@@ -66,7 +67,14 @@ fn at_once<C: Sync>(cases: &[C], one: impl Fn(&C) + Sync) {
 }
 
 fn kinds() -> Vec<(Kind, usize)> {
-    [Kind::Shm, Kind::Tcp].into_iter().flat_map(|kind| [(kind.clone(), 2), (kind, 4)]).collect()
+    let kinds = if mock::root().is_some() { [Kind::Verbs, Kind::Verbs] } else { [Kind::Shm, Kind::Tcp] };
+    kinds.into_iter().flat_map(|kind| [(kind.clone(), 2), (kind, 4)]).collect()
+}
+
+#[test]
+fn over_verbs_both_calls_are_named() {
+    let only = ["roots_that_differ", "another_order", "variable_calls", "do_not_match", "comes_late"];
+    mock::again("over_verbs_both_calls_are_named", &only);
 }
 
 #[test]

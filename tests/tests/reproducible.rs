@@ -100,6 +100,11 @@ fn verbs_give_the_same_bits() {
 }
 
 #[test]
+fn devices_of_memory_give_the_same_bits() {
+    nd_tests::mock::again("devices_of_memory_give_the_same_bits", &["bf16_sums", "f32_sums"]);
+}
+
+#[test]
 fn f32_sums() {
     every_kind::<f32>();
 }

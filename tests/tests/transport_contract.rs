@@ -83,6 +83,11 @@ fn verbs_keep_the_contract() {
 }
 
 #[test]
+fn verbs_keep_it_on_devices_of_memory() {
+    nd_tests::mock::again("verbs_keep_it_on_devices_of_memory", &[]);
+}
+
+#[test]
 fn what_was_put_is_there_when_the_signal_is() {
     for kind in Kind::all(3) {
         for len in [0usize, 1, 31, 257, 4096, 100_000, 5_000_000] {
@@ -198,6 +203,20 @@ fn a_wait_ends_at_its_deadline_and_ticks_meanwhile() {
         let failing = || Err(Error::Refused { who: "the test".into(), why: "on purpose".into() });
         let result = endpoints[0].wait(LONG, || Ok::<_, Error>(Step::Idle), failing);
         assert!(matches!(result, Err(Error::Refused { .. })), "{kind:?}: {result:?}");
+    }
+}
+
+#[test]
+fn a_wait_in_which_something_always_moves_ends_at_its_deadline_too() {
+    for kind in Kind::all(2) {
+        let endpoints = endpoints(&kind, 2);
+        let mut ticks = 0;
+        let tick = || {
+            ticks += 1;
+            Ok(())
+        };
+        let done = endpoints[0].wait(Duration::from_millis(250), || Ok::<_, Error>(Step::Moved), tick);
+        assert!(!done.expect("no error") && ticks >= 1, "{kind:?}: {ticks} ticks");
     }
 }
 

@@ -63,4 +63,4 @@ pub use stop::{OnStop, Stop};
 pub use verbs::VerbsSettings;
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;

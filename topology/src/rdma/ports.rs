@@ -45,6 +45,8 @@ pub struct Wishes {
 pub struct PortChoice<'s> {
     /// Those it uses: of each link layer the nearest, in the devices' order.
     pub rails: Vec<ChosenPort<'s>>,
+    /// Of those left out below, the ones that are merely farther away, by nearness: for peers that no rail reaches.
+    pub farther: Vec<ChosenPort<'s>>,
     /// Those it does not use, in the devices' order.
     pub left_out: Vec<(PortOf<'s>, LeftOut)>,
 }
@@ -183,6 +185,7 @@ pub fn choose_ports<'s>(system: &'s System, place: Place, wishes: &Wishes) -> Re
             for c in rails.extract_if(.., |c| far(c) > best) {
                 let class = c.nearness;
                 choice.left_out.push((c.of, LeftOut::Farther { class, than: than.clone(), best }));
+                choice.farther.push(c);
             }
         }
         choice.rails.append(&mut rails);
@@ -191,12 +194,18 @@ pub fn choose_ports<'s>(system: &'s System, place: Place, wishes: &Wishes) -> Re
         for rail in &mut choice.rails {
             rail.gids = vec![choose_gid(&rail.of.device.name, rail.of.port, Some(index))?];
         }
+        choice.farther.retain_mut(|port| {
+            let gid = choose_gid(&port.of.device.name, port.of.port, Some(index));
+            port.gids = gid.into_iter().collect();
+            !port.gids.is_empty()
+        });
     }
     let order = |of: &PortOf<'_>| {
         let device = system.rdma.iter().position(|d| std::ptr::eq(d, of.device));
         (device, of.device.ports.iter().position(|p| std::ptr::eq(p, of.port)))
     };
     choice.rails.sort_by_key(|c| order(&c.of));
+    choice.farther.sort_by_key(|c| (far(c), order(&c.of)));
     choice.left_out.sort_by_key(|(of, _)| order(of));
     Ok(choice)
 }
@@ -345,6 +354,18 @@ mod tests {
         assert_eq!(Place::of_cores(&system, [3, 4]), Place::Anywhere);
         assert_eq!(Place::of_cores(&system, [99]), Place::Anywhere);
         assert_eq!(Place::of_cores(&system, []), Place::Anywhere);
+    }
+
+    #[test]
+    fn farther_ports_are_kept_for_peers_that_no_rail_reaches() {
+        let system = two_nics();
+        let kept = |wishes: &Wishes| {
+            let choice = choose_ports(&system, Place::Numa(1), wishes).unwrap();
+            choice.farther.iter().map(|c| c.of.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(&Wishes::default()), ["a:1"]);
+        assert_eq!(kept(&Wishes { gid_index: Some(0), ..Wishes::default() }), ["a:1"]);
+        assert!(kept(&Wishes { hca: HcaFilter::parse("b").unwrap(), ..Wishes::default() }).is_empty());
     }
 
     #[test]

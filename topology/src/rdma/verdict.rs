@@ -1,6 +1,8 @@
 //! Whether two ranks are joined by verbs, over which ports, and why not. Each rank makes an [`Offer`]; from both offers
 //! both ranks come to the same verdict, so that nobody waits for a queue pair that the other does not make.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use super::{GidClass, LinkLayer, PortChoice};
@@ -39,7 +41,7 @@ pub struct Offer {
     pub asked: Asked,
     /// Whether it can open libibverbs.
     pub library: Library,
-    /// The ports that it would use.
+    /// The ports that it would use; after them those that are farther away, for peers that the others do not reach.
     pub ports: Vec<OfferedPort>,
     /// The other ports, each with the reason, such as `mlx5_1:1 down (Disabled)`.
     pub left_out: Vec<String>,
@@ -64,6 +66,9 @@ pub struct OfferedPort {
     pub subnet: Option<u64>,
     /// By what it is reached: the index of its address of each class, best first.
     pub gids: Vec<(GidClass, u32)>,
+    /// Others are nearer to the rank.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub farther: bool,
 }
 
 impl OfferedPort {
@@ -76,7 +81,7 @@ impl OfferedPort {
 impl Offer {
     /// Of a rank that chose these ports.
     pub fn new(asked: Asked, library: Library, choice: &PortChoice<'_>) -> Offer {
-        let port = |c: &super::ports::ChosenPort<'_>| {
+        let port = |(c, farther): (&super::ports::ChosenPort<'_>, bool)| {
             let mut gids: Vec<(GidClass, u32)> = Vec::new();
             for (class, gid) in &c.gids {
                 if gids.iter().all(|(known, _)| known != class) {
@@ -93,14 +98,26 @@ impl Offer {
                 lid: c.of.port.lid,
                 subnet: c.gids.first().filter(|_| infiniband).map(|(_, g)| g.subnet()),
                 gids,
+                farther,
             }
         };
+        let nearest = choice.rails.iter().map(|c| (c, false));
         Offer {
             asked,
             library,
-            ports: choice.rails.iter().map(port).collect(),
+            ports: nearest.chain(choice.farther.iter().map(|c| (c, true))).map(port).collect(),
             left_out: choice.left_out.iter().map(|(of, why)| format!("{of} {why}")).collect(),
         }
+    }
+
+    /// With its nearest ports alone, which come first.
+    fn nearest(&self) -> Cow<'_, Offer> {
+        if !self.ports.iter().any(|port| port.farther) {
+            return Cow::Borrowed(self);
+        }
+        let mut nearest = self.clone();
+        nearest.ports.retain(|port| !port.farther);
+        Cow::Owned(nearest)
     }
 
     fn layers(&self) -> Vec<LinkLayer> {
@@ -262,11 +279,22 @@ impl NoVerbs {
 /// Whether two ranks are joined by verbs. `between(b, a)` is the mirror image of `between(a, b)`.
 ///
 /// Of two link layers that both have, the one with more bandwidth is used. The side with less bandwidth is used with
-/// all its ports, each with one of the other's in order.
+/// all its ports, each with one of the other's in order. Ports that are farther away are used where the nearest of both do
+/// not reach each other.
 pub fn between(here: &Offer, there: &Offer, same_host: bool) -> Verdict {
     match refusal(here, there, same_host) {
         Some(why) => Verdict::No(why),
-        None => fabric(here, there),
+        None => {
+            let (a, b) = (here.nearest(), there.nearest());
+            let nearest = (!a.ports.is_empty() && !b.ports.is_empty()).then(|| fabric(&a, &b));
+            match nearest {
+                Some(Verdict::Verbs(rails)) => Verdict::Verbs(rails),
+                nearest => match fabric(here, there) {
+                    Verdict::Verbs(rails) => Verdict::Verbs(rails),
+                    no => nearest.unwrap_or(no),
+                },
+            }
+        }
     }
 }
 

@@ -24,6 +24,9 @@ const POLLS: u32 = 64;
 const FEW_POLLS: u32 = 4;
 /// The same where a poll makes system calls, each of which costs more than the look.
 const ONE_POLL: u32 = 1;
+/// The same while something moves: a peer may never stop sending.
+const BUSY_POLLS: u32 = 256;
+
 /// What a look at a condition found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
@@ -77,7 +80,7 @@ impl Endpoint {
         mut look: impl FnMut() -> Result<Step, E>,
         mut tick: impl FnMut() -> Result<(), E>,
     ) -> Result<bool, E> {
-        let mut idle = 0;
+        let (mut idle, mut busy) = (0u32, 0u32);
         // The clock is read only once a wait has become long.
         let mut deadline = None;
         let mut since = None;
@@ -95,7 +98,10 @@ impl Endpoint {
                 Step::Idle if moved => (idle, since) = (0, None),
                 Step::Idle => idle += 1,
             }
-            if idle % self.patience.polls != 0 || idle == 0 {
+            let moves = idle == 0;
+            busy = if moves { busy.wrapping_add(1) } else { busy };
+            let (polls, every) = if moves { (busy, BUSY_POLLS) } else { (idle, self.patience.polls) };
+            if polls % every != 0 {
                 spin_loop();
                 continue;
             }
@@ -109,6 +115,9 @@ impl Endpoint {
                 stopped = stop.asked();
                 tick()?;
                 next_tick = Some(now + TICK);
+            }
+            if moves {
+                continue;
             }
             let spun = now.duration_since(*since.get_or_insert(now));
             if spun >= self.patience.spin || self.dials() {

@@ -136,15 +136,26 @@ impl Door {
             link.set_sign(Sign::of(&session.get_mut().stream));
         }
         session.send(WELCOME)?;
-        if let Some(rider) = self.common.rider.as_ref().filter(|rider| rider.rides(identity.from)) {
-            rider.respond(identity.from, &mut session).inspect_err(|e| {
-                // That there is no other way is for this rank's user, too.
-                if let Error::Unreachable { from, to, why } = e {
-                    let again = Error::Unreachable { from: *from, to: *to, why: why.clone() };
-                    self.common.arrivals.push(Err(again));
-                }
-            })?;
-        }
+        let Some(rider) = self.common.rider.as_ref().filter(|rider| rider.rides(identity.from)) else {
+            return self.confirmed(session, address, identity);
+        };
+        let attempt = rider.respond(identity.from, &mut session).inspect_err(|e| {
+            // That there is no other way is for this rank's user, too.
+            if let Error::Unreachable { from, to, why } = e {
+                let again = Error::Unreachable { from: *from, to: *to, why: why.clone() };
+                self.common.arrivals.push(Err(again));
+            }
+        })?;
+        let from = identity.from;
+        self.confirmed(session, address, identity).inspect_err(|_| rider.retreat(from, attempt))
+    }
+
+    fn confirmed(
+        &self,
+        mut session: Session<Timed<'_>>,
+        address: SocketAddr,
+        identity: Identity,
+    ) -> Result<Connection> {
         if session.receive(CONFIRMED.len())? != CONFIRMED {
             return Err(refused(address, "did not confirm its connection"));
         }

@@ -256,14 +256,20 @@ fn introduce(
         let why = String::from_utf8_lossy(&answer).into_owned();
         return Err(Error::Refused { who: "the other side".into(), why });
     }
-    if let Some(rider) = common.rider.as_ref().filter(|rider| rider.rides(target.to)) {
-        rider.initiate(target.to, &mut session)?;
-    }
-    session.send(CONFIRMED)?;
-    let keys = keys(&session, common, identity, Side::Initiator);
-    let stream = session.into_inner().stream;
-    stream.set_nonblocking(true).map_err(|e| Error::system("preparing a connection", e))?;
-    Ok(Some(Arc::new(Connection::new(stream, keys.as_ref()))))
+    let rider = common.rider.as_ref().filter(|rider| rider.rides(target.to));
+    let attempt = rider.map(|rider| rider.initiate(target.to, &mut session)).transpose()?;
+    let confirm = || {
+        session.send(CONFIRMED)?;
+        let keys = keys(&session, common, identity, Side::Initiator);
+        let stream = session.into_inner().stream;
+        stream.set_nonblocking(true).map_err(|e| Error::system("preparing a connection", e))?;
+        Ok(Some(Arc::new(Connection::new(stream, keys.as_ref()))))
+    };
+    confirm().inspect_err(|_| {
+        if let (Some(rider), Some(attempt)) = (rider, attempt) {
+            rider.retreat(target.to, attempt);
+        }
+    })
 }
 
 fn via(candidate: &Candidate) -> String {

@@ -33,14 +33,17 @@ pub trait Rider: Send + Sync + fmt::Debug {
     /// Whether the payload goes the other way at present.
     fn carries(&self, peer: usize) -> bool;
 
-    /// Talks to a peer that was connected to.
+    /// Talks to a peer that was connected to; the number of this attempt.
     ///
     /// # Errors
     /// The session's, or that there must be another way and is none.
-    fn initiate(&self, peer: usize, talk: &mut dyn Talk) -> Result<()>;
+    fn initiate(&self, peer: usize, talk: &mut dyn Talk) -> Result<u64>;
 
-    /// Talks to a peer that has connected; errors as above.
-    fn respond(&self, peer: usize, talk: &mut dyn Talk) -> Result<()>;
+    /// Talks to a peer that has connected; answer and errors as above.
+    fn respond(&self, peer: usize, talk: &mut dyn Talk) -> Result<u64>;
+
+    /// That attempt has come to nothing after all: there is no connection.
+    fn retreat(&self, peer: usize, attempt: u64);
 
     /// A descriptor that is watched for it has become readable.
     fn stir(&self);

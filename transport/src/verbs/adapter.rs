@@ -28,6 +28,14 @@ const STAGES: u32 = 16;
 const INLINE: u32 = super::queue::INLINE as u32;
 /// The longest packet, and so the longest probe.
 pub const PROBE: usize = 4096;
+/// Peers that try the way to this rank at a time, each to a place of its own.
+const TRIALS: u32 = 16;
+/// What probes are written from.
+const FROM: u32 = 0;
+/// Where they are written to that have no place of their own, and are not looked at.
+const ANYWHERE: u32 = 1;
+/// The first place of one's own.
+const PLACES: u32 = 2;
 
 /// What an endpoint has on one device.
 #[derive(Debug)]
@@ -42,8 +50,10 @@ pub struct Adapter {
     /// Memory for messages.
     pub slots: Pieces,
     stages: OnceLock<Pieces>,
-    /// Two pages: what probes are written from, and where peers write theirs.
+    /// Pages: what probes are written from, and where peers write theirs.
     probe: Block,
+    /// Of these, the ones that no peer writes to at present.
+    places: Mutex<Vec<u32>>,
     /// Work requests that each queue pair has room for.
     pub depth: usize,
     /// Ports that went down, and did not come up again.
@@ -86,12 +96,16 @@ impl Adapter {
             incoming: Block::new(device, receives, MESSAGE)?,
             slots: Pieces::new(device, SLOTS, MESSAGE)?,
             stages: OnceLock::new(),
-            probe: Block::new(device, 2, PROBE)?,
+            probe: Block::new(device, PLACES + TRIALS, PROBE)?,
+            places: Mutex::new((PLACES..PLACES + TRIALS).collect()),
             depth: depth as usize,
             device: device.clone(),
             down: Mutex::default(),
             complained: AtomicBool::new(false),
         };
+        let pattern: Vec<u8> = pattern().take(PROBE).collect();
+        // SAFETY: a page that nobody has yet.
+        unsafe { crate::sys::copy(pattern.as_ptr(), adapter.probe.at(FROM), PROBE) };
         adapter.post(0..receives).map_err(|e| {
             Error::system(format!("posting {receives} receive requests on RDMA device {name}"), e)
         })?;
@@ -139,12 +153,17 @@ impl Adapter {
 
     /// What probes are written from: the address, and this rank's key.
     pub fn probe_source(&self) -> (u64, u32) {
-        (self.probe.at(0) as u64, self.probe.memory().local_key())
+        (self.probe.at(FROM) as u64, self.probe.memory().local_key())
     }
 
-    /// Where peers write theirs: the address, and their key.
-    pub fn probe_target(&self) -> (u64, u32) {
-        (self.probe.at(1) as u64, self.probe.memory().remote_key())
+    /// A place where a peer may write its probe.
+    pub fn trial(self: &Arc<Adapter>) -> Trial {
+        let place = self.places.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(place) = place {
+            // SAFETY: a page that nobody else has, nor writes.
+            unsafe { self.probe.at(place).write_bytes(0, PROBE) };
+        }
+        Trial { adapter: self.clone(), place: place.unwrap_or(ANYWHERE) }
     }
 
     /// Memory of a call cannot be registered, so it is copied; said once.
@@ -167,6 +186,43 @@ impl Adapter {
     pub fn is_down(&self, port: u8) -> bool {
         self.down.lock().unwrap_or_else(PoisonError::into_inner).contains(&u32::from(port))
     }
+}
+
+/// A place where one peer writes its probe, as long as the two connect. Ends after the queue pair that may write there.
+#[derive(Debug)]
+pub struct Trial {
+    adapter: Arc<Adapter>,
+    place: u32,
+}
+
+impl Trial {
+    /// The address, and the key of peers.
+    pub fn target(&self) -> (u64, u32) {
+        (self.adapter.probe.at(self.place) as u64, self.adapter.probe.memory().remote_key())
+    }
+
+    /// The first of so many bytes that is not what a peer sends; to be asked once it has said that it has come.
+    pub fn wrong(&self, len: usize) -> Option<usize> {
+        if self.place == ANYWHERE {
+            return None;
+        }
+        // SAFETY: this peer's place alone, which has written it and writes no more.
+        let bytes = unsafe { self.adapter.probe.bytes(self.place, len.min(PROBE)) };
+        bytes.iter().zip(pattern()).position(|(came, sent)| *came != sent)
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        if self.place != ANYWHERE {
+            self.adapter.places.lock().unwrap_or_else(PoisonError::into_inner).push(self.place);
+        }
+    }
+}
+
+/// The bytes of a probe: none like its neighbours, none zero.
+fn pattern() -> impl Iterator<Item = u8> {
+    (0..=250u8).cycle().map(|i| i.wrapping_mul(97) % 251 + 1)
 }
 
 /// In the number of a completion: of a receive buffer.

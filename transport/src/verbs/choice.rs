@@ -14,8 +14,8 @@ use super::fabric::{Fabric, Pair, Rail};
 use super::memory::{Block, Device};
 use crate::{Card, Choice, Config, Error, Region, Result};
 
-/// Where the kernel lists RDMA devices.
-const CLASS: &str = "/sys/class/infiniband";
+/// Where the kernel lists RDMA devices, below the root of sysfs.
+const CLASS: &str = "class/infiniband";
 /// Bytes that are registered to see whether any can be: about what one peer needs.
 const TRIAL: u32 = 1 << 20;
 
@@ -57,7 +57,7 @@ impl Ports {
             Choice::Shm => Asked::Never("ND_TRANSPORT=shm".into()),
             Choice::Tcp => Asked::Never("ND_TRANSPORT=tcp".into()),
             Choice::Auto if config.encrypt => {
-                if any_device() {
+                if any_device(&config.verbs.sysfs) {
                     tracing::info!("ND_ENCRYPT=1: TCP is used between hosts, since RDMA is not encrypted");
                 }
                 Asked::Never("ND_ENCRYPT=1".into())
@@ -65,10 +65,10 @@ impl Ports {
             Choice::Auto => Asked::Auto,
         };
         let filter = HcaFilter::parse(&config.verbs.hca)?;
-        if matches!(asked, Asked::Never(_)) || !any_device() {
+        if matches!(asked, Asked::Never(_)) || !any_device(&config.verbs.sysfs) {
             return Ok(Ports { offer: Offer { asked, ..Offer::default() }, devices: BTreeMap::new() });
         }
-        let system = sysfs::read(Path::new("/sys"))?;
+        let system = sysfs::read(&config.verbs.sysfs)?;
         let wishes = Wishes { hca: filter, gid_index: config.verbs.gid_index };
         let cores = crate::cores::CoreSet::here().numbers().into_iter().map(u32::from);
         let choice = choose_ports(&system, Place::of_cores(&system, cores), &wishes)?;
@@ -88,7 +88,8 @@ impl Ports {
         if offer.library == Library::Present {
             let (ports, left_out) = (&mut offer.ports, &mut offer.left_out);
             ports.retain(|port| {
-                if devices.contains_key(&port.device) {
+                // Those that are farther away are mostly not needed, and opened when they are.
+                if port.farther || devices.contains_key(&port.device) {
                     return true;
                 }
                 match Device::open(&port.device).and_then(|device| try_memory(&device).map(|()| device)) {
@@ -117,7 +118,8 @@ impl Ports {
     ) -> Result<Option<Arc<Fabric>>> {
         let strict = config.transport == Choice::Verbs;
         let index = |r: usize| cards[..r].iter().filter(|card| card.host == cards[r].host).count();
-        let (mut pairs, mut names, mut refused) = (Vec::new(), Vec::<String>::new(), None);
+        let (mut pairs, mut names) = (Vec::new(), Vec::<String>::new());
+        let (mut refused, mut farther) = (None, None);
         for &peer in far {
             let card = &cards[peer];
             let rails = match between(&self.offer, &card.verbs, card.host == cards[rank].host) {
@@ -131,6 +133,9 @@ impl Ports {
             // Ranks with the same index on their hosts meet on the same rail.
             let rail = rails[index(rank).min(index(peer)) % rails.len()];
             let (ours, theirs) = (&self.offer.ports[rail.here], &card.verbs.ports[rail.there]);
+            if ours.farther || theirs.farther {
+                farther.get_or_insert((peer, ours.name(), theirs.name()));
+            }
             let (Ok(port), Ok(gid_index)) = (ours.number.try_into(), rail.gid_here.try_into()) else {
                 continue;
             };
@@ -149,16 +154,28 @@ impl Ports {
                 why.text(&here, &there)
             );
         }
+        if let Some((peer, ours, theirs)) = farther {
+            tracing::warn!(
+                "rank {rank}: RDMA port {ours} is used with {theirs} of rank {peer} on {}, since their nearest ports do not \
+                 reach each other; `nd-topo paths` shows which do",
+                cards[peer].host_name
+            );
+        }
         if pairs.is_empty() {
             return Ok(None);
         }
-        let adapter = |(place, name): (usize, &String)| {
+        let open = |name: &String| match self.devices.get(name) {
+            Some(device) => Ok(device.clone()),
+            None => Device::open(name).map_err(|e| e.to_string()),
+        };
+        let devices: Vec<_> = names.iter().map(open).collect();
+        let adapter = |(place, device): (usize, &Result<Arc<Device>, String>)| {
             let peers = pairs.iter().filter(|pair| pair.rail.adapter == place).count();
-            let device = self.devices.get(name).ok_or_else(|| format!("device {name} is not open"))?;
+            let device = device.as_ref().map_err(String::clone)?;
             Adapter::new(device, peers).map(Arc::new).map_err(|e| e.to_string())
         };
-        let adapters = names.iter().enumerate().map(adapter).collect();
-        let devices: Vec<_> = self.devices.values().cloned().collect();
+        let adapters = devices.iter().enumerate().map(adapter).collect();
+        let devices: Vec<_> = devices.into_iter().flatten().collect();
         region.watch(move |at| devices.iter().for_each(|device| device.forget(at)));
         let fabric = Fabric::new(rank, strict, adapters, pairs, region.clone(), config.verbs.care());
         Ok(Some(Arc::new(fabric)))
@@ -190,8 +207,8 @@ pub(crate) fn joins_all(cards: &[Card]) -> bool {
     any
 }
 
-fn any_device() -> bool {
-    std::fs::read_dir(CLASS).is_ok_and(|mut devices| devices.next().is_some())
+fn any_device(sysfs: &Path) -> bool {
+    std::fs::read_dir(sysfs.join(CLASS)).is_ok_and(|mut devices| devices.next().is_some())
 }
 
 /// Whether memory can be registered at all.

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // reads receive buffers
 
 mod joining;
+mod status;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,9 +14,12 @@ use super::adapter::{Adapter, RECEIVED};
 use super::queue::{Fault, Queue};
 use super::sys::{Care, Event};
 use crate::{Error, Region, Result};
+use status::cause;
 
 /// Completions taken off at once.
 const POLL: usize = 32;
+/// How often that is done before others have their turn, though a peer never stops sending.
+const POLLS: usize = 16;
 
 /// By which port a rank reaches a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +64,18 @@ pub struct Pair {
     /// Something waits to be posted.
     waiting: AtomicBool,
     path: OnceLock<String>,
+    /// What made an attempt to join them fail before it was over.
+    early: Mutex<Option<Error>>,
+    /// How often that was attempted.
+    attempts: AtomicU64,
+}
+
+/// How far two ranks had come whose queue pair ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Was {
+    Apart,
+    Joining,
+    Joined,
 }
 
 impl Pair {
@@ -73,7 +89,13 @@ impl Pair {
             flushed: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
             path: OnceLock::new(),
+            early: Mutex::default(),
+            attempts: AtomicU64::new(0),
         }
+    }
+
+    fn early(&self) -> MutexGuard<'_, Option<Error>> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How far the two have come.
@@ -238,6 +260,10 @@ impl Fabric {
                 }
                 Err(fault) => {
                     drop(state);
+                    let fault = match fault {
+                        Fault::Broken(why) => Fault::Broken(format!("{why} (on {})", pair.rail.name)),
+                        other => other,
+                    };
                     self.fail(&mut self.inbox(), pair, fault);
                     moved = true;
                 }
@@ -286,12 +312,15 @@ impl Fabric {
     fn collect_from(&self, inbox: &mut Inbox, place: usize) -> bool {
         let Ok(adapter) = self.adapters[place].clone() else { return false };
         let mut moved = false;
-        loop {
+        for _ in 0..POLLS {
             let count = match adapter.completions.poll(&mut inbox.completions[..]) {
                 Ok(0) => return moved,
                 Ok(count) => count,
                 Err(e) => {
-                    self.fail_all(inbox, place, &format!("its completion queue cannot be read: {e}"));
+                    let name = adapter.device.context().name();
+                    let why =
+                        format!("this rank's completion queue on RDMA device {name} cannot be read: {e}");
+                    self.fail_all(inbox, place, &why);
                     return true;
                 }
             };
@@ -303,13 +332,16 @@ impl Fabric {
             if !inbox.taken.is_empty() {
                 let posted = adapter.post(inbox.taken.drain(..));
                 if let Err(e) = posted {
-                    self.fail_all(inbox, place, &format!("its receive queue takes no more: {e}"));
+                    let name = adapter.device.context().name();
+                    let why = format!("this rank's receive queue on RDMA device {name} takes no more: {e}");
+                    self.fail_all(inbox, place, &why);
                 }
             }
             if count < POLL {
-                return true;
+                break;
             }
         }
+        moved
     }
 
     fn completed(&self, inbox: &mut Inbox, place: usize, adapter: &Adapter, completion: &ibv_wc) {
@@ -362,13 +394,20 @@ impl Fabric {
                     }
                     Event::Fatal => {
                         let name = device.name();
-                        self.fail_all(inbox, place, &format!("RDMA device {name} of this rank has failed"));
+                        let why = format!(
+                            "RDMA device {name} of this rank has failed, as it says itself; the kernel's log may say why, \
+                             ND_IB_HCA=^{name} does without it"
+                        );
+                        self.fail_all(inbox, place, &why);
                     }
                     Event::Pair(number) => {
                         if let Some(pair) = inbox.routes.get(&(place, number)).cloned() {
-                            let why = "the device gave up their queue pair, as it does when the peer writes to memory that \
-                                       was taken back";
-                            self.fail(inbox, &pair, Fault::Broken(why.into()));
+                            let why = format!(
+                                "the device gave up their queue pair on {}, as it does when the peer writes to memory that \
+                                 was taken back; the peer's error may say more",
+                                pair.rail.name
+                            );
+                            self.fail(inbox, &pair, Fault::Broken(why));
                         }
                     }
                     Event::Other => {}
@@ -398,16 +437,21 @@ impl Fabric {
             }
             Fault::Here(error) => (error.to_string(), error),
         };
-        let joined = self.end(inbox, pair, &cause);
-        if joined && !self.has_given_up() {
-            inbox.errors.push(error);
+        match self.end(inbox, pair, &cause) {
+            Was::Joined if !self.has_given_up() => inbox.errors.push(error),
+            Was::Joining => *pair.early() = Some(error),
+            _ => {}
         }
     }
 
-    /// Ends a pair's queue, if it has one; whether they were joined.
-    fn end(&self, inbox: &mut Inbox, pair: &Pair, cause: &str) -> bool {
+    /// Ends a pair's queue, if it has one; how far the two had come.
+    fn end(&self, inbox: &mut Inbox, pair: &Pair, cause: &str) -> Was {
         let mut state = pair.state();
-        let joined = matches!(*state, State::Joined(_));
+        let was = match *state {
+            State::Joined(_) => Was::Joined,
+            State::Joining(_) => Was::Joining,
+            _ => Was::Apart,
+        };
         if let State::Joined(queue) | State::Joining(queue) = &*state {
             inbox.routes.remove(&(pair.rail.adapter, queue.pair().number()));
             // The queue pair ends here, and with it all use of memory that was lent.
@@ -416,7 +460,7 @@ impl Fabric {
         drop(state);
         self.set_waiting(pair, false);
         pair.flushed.store(u64::MAX, Ordering::Release);
-        joined
+        was
     }
 
     /// The peer has left, or is lost, as was seen otherwise; an error if something was still to be sent to it that left in
@@ -442,7 +486,10 @@ impl Fabric {
         let mut inbox = self.inbox();
         if !inbox.armed {
             for adapter in self.adapters() {
-                adapter.completions.arm().map_err(|e| Error::system("asking for completion events", e))?;
+                adapter.completions.arm().map_err(|e| {
+                    let name = adapter.device.context().name();
+                    Error::system(format!("asking RDMA device {name} for completion events"), e)
+                })?;
             }
             inbox.armed = true;
         }
@@ -464,24 +511,6 @@ fn bytes_of_mtu(code: u8) -> u32 {
 pub fn address(gid: &[u8; 16]) -> String {
     let ip = std::net::Ipv6Addr::from(*gid);
     ip.to_ipv4_mapped().map_or_else(|| ip.to_string(), |v4| v4.to_string())
-}
-
-/// What a completion's status means for the peer.
-fn cause(status: ibv_wc_status, down: bool, name: &str) -> String {
-    let own = if down { format!(" (this rank's port {name} is down)") } else { String::new() };
-    match status {
-        IBV_WC_RETRY_EXC_ERR => {
-            format!("it does not answer by RDMA: its host, its port or its process is gone{own}")
-        }
-        IBV_WC_RNR_RETRY_EXC_ERR => "it takes no more messages by RDMA".into(),
-        IBV_WC_REM_ACCESS_ERR => {
-            "it refused a write by RDMA: it has taken back the memory, as a rank does that gives up".into()
-        }
-        IBV_WC_REM_OP_ERR | IBV_WC_REM_INV_REQ_ERR => "its RDMA device refused a request".into(),
-        IBV_WC_WR_FLUSH_ERR => format!("their queue pair has failed{own}"),
-        IBV_WC_LOC_PROT_ERR => "this rank's RDMA device may not read the memory that was to be sent".into(),
-        status => format!("RDMA failed with status {status} (ibv_wc_status){own}"),
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! What two ranks tell each other while they connect, inside the authenticated session: how to reach their queue pairs, or
 //! why there are none. Pure.
 //!
-//! The rank that connects says first; the other answers; then the first, which has tried the way, says whether it is open.
+//! The rank that connects says first; the other answers; then the first, which has tried the way, says whether it is open,
+//! and the other whether what came by it is right.
 
 /// The longest of these messages.
 pub const LONGEST: usize = 1024;

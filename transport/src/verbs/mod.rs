@@ -22,7 +22,7 @@
 mod adapter;
 mod choice;
 mod fabric;
-mod hello;
+pub mod hello;
 mod keys;
 mod link;
 mod memory;
@@ -30,7 +30,7 @@ mod post;
 mod queue;
 mod settings;
 mod sys;
-mod wire;
+pub mod wire;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;

@@ -1,5 +1,7 @@
 //! What a user can set of InfiniBand and RoCE.
 
+use std::path::PathBuf;
+
 use super::sys::Care;
 
 /// Settings of InfiniBand and RoCE, under NCCL's names.
@@ -21,6 +23,8 @@ pub struct VerbsSettings {
     pub traffic_class: u8,
     /// `ND_IB_PKEY`: the index of the partition key.
     pub pkey_index: u16,
+    /// Where the kernel describes devices. Not a setting of the user: tests describe devices of their own.
+    pub sysfs: PathBuf,
 }
 
 impl Default for VerbsSettings {
@@ -36,6 +40,7 @@ impl Default for VerbsSettings {
             service_level: 0,
             traffic_class: 0,
             pkey_index: 0,
+            sysfs: "/sys".into(),
         }
     }
 }

@@ -14,6 +14,7 @@ fn port(device: &str, link_layer: LinkLayer, gbits: u64, gids: &[(GidClass, u32)
         lid: None,
         subnet: (link_layer == LinkLayer::InfiniBand).then_some(super::super::gid::DEFAULT_SUBNET),
         gids: gids.to_vec(),
+        farther: false,
     }
 }
 
@@ -83,6 +84,24 @@ fn subnets_are_told_apart_and_matched_out_of_order() {
     let (x, y) =
         (offer(vec![infiniband("a", 100), other("b")]), offer(vec![other("c"), infiniband("d", 100)]));
     assert_eq!(said(&x, &y), "a-d b-c");
+}
+
+#[test]
+fn farther_ports_are_used_where_the_nearest_reach_nobody() {
+    let far = |port: OfferedPort| OfferedPort { farther: true, ..port };
+    let both = offer(vec![roce("r", 100), far(infiniband("i", 400))]);
+    assert_eq!(said(&both, &offer(vec![roce("x", 100)])), "r-x");
+    assert_eq!(said(&both, &both), "r-r");
+    assert_eq!(said(&both, &offer(vec![infiniband("y", 100)])), "i-y");
+    assert_eq!(said(&offer(vec![infiniband("y", 100)]), &both), "y-i");
+    // Its nearest cannot be opened.
+    let rest = offer(vec![far(roce("f", 100))]);
+    assert_eq!(said(&rest, &both), "f-r");
+    // What is said of those that reach nobody is said of the nearest.
+    let v1 = port("v", LinkLayer::Ethernet, 1, &[(GidClass::RoceV1, 0)]);
+    let v2 = port("w", LinkLayer::Ethernet, 1, &[(GidClass::RoceV2Ipv6, 0)]);
+    let text = said(&offer(vec![v1.clone(), far(v1)]), &offer(vec![v2]));
+    assert!(text.contains("(node0: RoCE v1, node1: RoCE v2, IPv6)"), "{text}");
 }
 
 #[test]

@@ -1,0 +1,457 @@
+//! What fails on devices and on the way between them, and what all ranks then say: over devices of memory that fail when
+//! told to (see [`nd_tests::mock`]). Each test starts this program again, where two ranks call collectives.
+#![allow(unsafe_code)] // calls the library
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use libibverbs_sys::bindings::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE};
+use libibverbs_sys::inline;
+use nd_comm::choose::Chooser;
+use nd_comm::communicator::Communicator;
+use nd_comm::number::ReduceOp;
+use nd_tests::mock::{self, Machine};
+use nd_tests::worlds::each;
+use nd_transport::secure::Secret;
+use nd_transport::{Choice, Config, Endpoint, Error, Opening, Result, Signal, Step};
+
+/// Longer than anything here takes; what is noticed otherwise than by a deadline ends before.
+const LONG: Duration = Duration::from_secs(600);
+const RANKS: usize = 2;
+/// Variables that tell the ranks what to do.
+const ASKED: &str = "ASKED_TRANSPORT";
+/// Of all ranks, or of each, separated by semicolons.
+const HCA: &str = "ASKED_HCA";
+const GID: &str = "ASKED_GID_INDEX";
+const MEMLOCK: &str = "LOCKED_MEMORY";
+
+fn config(rank: usize) -> Config {
+    let asked = std::env::var(ASKED).unwrap_or_default();
+    let transport = if asked == "auto" { Choice::Auto } else { Choice::Verbs };
+    let mut config = Config { transport, host_id: Some(format!("host-{rank}")), ..Config::default() };
+    config.verbs.sysfs = mock::root().unwrap_or(config.verbs.sysfs);
+    let hca = std::env::var(HCA).unwrap_or_else(|_| "=mock0;=mock1".into());
+    config.verbs.hca = hca.split(';').nth(rank).unwrap_or(&hca).into();
+    config.verbs.gid_index = std::env::var(GID).ok().and_then(|index| index.parse().ok());
+    config
+}
+
+fn endpoints() -> Vec<Result<Endpoint>> {
+    let openings: Result<Vec<Opening>> = (0..RANKS).map(|rank| Endpoint::open(&config(rank))).collect();
+    let openings = match openings {
+        Ok(openings) => openings,
+        Err(e) => return vec![Err(e)],
+    };
+    let cards: Vec<_> = openings.iter().map(|o| o.card().clone()).collect();
+    let (secret, deadline) = (Secret::random(), Instant::now() + LONG);
+    std::thread::scope(|s| {
+        let connect = |(rank, opening): (usize, Opening)| {
+            let (cards, secret) = (cards.clone(), secret.clone());
+            s.spawn(move || opening.connect(rank, cards, &secret, deadline))
+        };
+        let threads: Vec<_> = openings.into_iter().enumerate().map(connect).collect();
+        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+    })
+}
+
+/// Sums over both kinds of buffers, of sizes that travel in every way there is.
+fn call(comm: &Communicator) -> nd_comm::Result<()> {
+    for round in 0..6 {
+        for len in [1, 500, 40_000, 300_000] {
+            let given = |i: usize| (comm.rank() * 1000 + round * 10 + i % 7) as u64;
+            let sum = |i: usize| 1000 + 2 * (round * 10 + i % 7) as u64;
+            let mut registered = comm.alloc::<u64>(len)?;
+            registered.iter_mut().enumerate().for_each(|(i, x)| *x = given(i));
+            comm.all_reduce(&mut registered, ReduceOp::Sum)?;
+            assert!(registered.iter().enumerate().all(|(i, x)| *x == sum(i)), "a wrong result");
+            let mut plain: Vec<u64> = (0..len).map(given).collect();
+            comm.all_reduce(&mut plain, ReduceOp::Sum)?;
+            assert!(plain.iter().enumerate().all(|(i, x)| *x == sum(i)), "a wrong result");
+        }
+    }
+    Ok(())
+}
+
+/// Two ranks, each of which says how it fared.
+#[test]
+#[ignore = "is started by the other tests"]
+fn ranks() {
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false);
+    log.with_max_level(tracing::Level::WARN).init();
+    if let Some(bytes) = std::env::var(MEMLOCK).ok().and_then(|bytes| bytes.parse().ok()) {
+        let limit = rustix::process::Rlimit { current: Some(bytes), maximum: Some(bytes) };
+        rustix::process::setrlimit(rustix::process::Resource::Memlock, limit).expect("a lower limit");
+    }
+    let said = |rank: usize, e: &dyn std::fmt::Display| println!("\nrank {rank}: error: {e}");
+    let (mut world, secret) = (Vec::new(), Secret::random());
+    for (rank, endpoint) in endpoints().into_iter().enumerate() {
+        match endpoint.map(|e| Communicator::on(e, secret.clone(), Chooser::default(), LONG)) {
+            Ok(comm) => world.push(comm.expect("a communicator")),
+            Err(e) => said(rank, &e),
+        }
+    }
+    if world.len() == RANKS {
+        each(&world, |comm| match call(comm) {
+            Ok(()) => println!("\nrank {}: right", comm.rank()),
+            Err(e) => said(comm.rank(), &e),
+        });
+    }
+}
+
+/// Both ranks end with an error; what each of them says.
+#[track_caller]
+fn errors(machine: Machine) -> [String; RANKS] {
+    let said = machine.role("ranks");
+    [0, 1].map(|rank| {
+        let mark = format!("rank {rank}: error: ");
+        let line = said.lines().find_map(|line| line.strip_prefix(&mark));
+        line.unwrap_or_else(|| panic!("no error of rank {rank}: {said}")).to_owned()
+    })
+}
+
+/// Every result is right; what was said.
+#[track_caller]
+fn right(machine: Machine) -> String {
+    let said = machine.role("ranks");
+    for rank in 0..RANKS {
+        assert!(said.contains(&format!("\nrank {rank}: right")), "{said}");
+    }
+    said
+}
+
+/// Bytes went by the devices; or none did, and so many warnings said why.
+#[track_caller]
+fn by_verbs(said: &str) {
+    assert!(!said.contains("WARN") && !said.contains("sends: 0\n"), "{said}");
+}
+
+#[track_caller]
+fn by_tcp(said: &str, words: &[&str]) {
+    // Where the library cannot be used it reports nothing.
+    assert!(!said.contains("\nsends: ") || said.contains("\nsends: 0\n"), "{said}");
+    let warnings: Vec<_> = said.lines().filter(|line| line.contains("WARN")).collect();
+    assert_eq!(warnings.len(), RANKS, "one of each rank: {said}");
+    for word in words {
+        assert!(warnings.iter().all(|line| line.contains(word)), "{word}: {said}");
+    }
+}
+
+#[track_caller]
+fn has(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+}
+
+/// Where verbs may be used and cannot: TCP is, with one warning of each rank that has these words. Where they are asked
+/// for: an error of each rank with them.
+#[track_caller]
+fn unusable(machine: impl Fn() -> Machine, words: &[&str]) {
+    by_tcp(&right(machine().variable(ASKED, "auto")), &[&["TCP is used with rank"], words].concat());
+    for error in errors(machine()) {
+        has(&error, &[&["ND_TRANSPORT=verbs", "use auto for TCP instead"], words].concat());
+    }
+}
+
+/// A call of both ranks fails: rank 0's error, and that of rank 1, have these words.
+#[track_caller]
+fn fails(faults: &str, words: [&[&str]; RANKS]) {
+    let errors = errors(Machine::new(2).faults(faults));
+    for (error, words) in errors.iter().zip(words) {
+        has(error, words);
+        assert!(!error.contains("did not happen within"), "{faults}: {error}");
+    }
+}
+
+#[test]
+fn without_faults_all_is_right() {
+    by_verbs(&right(Machine::new(2)));
+    by_verbs(&right(Machine::new(2).variable(ASKED, "auto")));
+    // Without functions that older libraries lack.
+    by_verbs(&right(Machine::new(2).without("ibv_reg_dmabuf_mr")));
+}
+
+#[test]
+fn ports_of_unlike_mtu_use_the_smaller() {
+    by_verbs(&right(Machine::new(2).set("infiniband/mock1/ports/1/active_mtu", "1024")));
+    by_verbs(&right(Machine::new(2).faults("mock0/query_port=mtu:256")));
+}
+
+#[test]
+fn a_library_that_is_too_old_is_named_with_what_it_lacks() {
+    for function in ["ibv_create_srq", "ibv_get_async_event"] {
+        let old = || Machine::new(2).without(function);
+        unusable(old, &["libibverbs.so.1 has no", function, "install a newer"]);
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_opened_is_named_with_its_reason() {
+    for (call, errno) in [("open_device", "EACCES"), ("query_device", "EIO"), ("alloc_pd", "ENOMEM")] {
+        let number = match errno {
+            "EACCES" => "os error 13",
+            "EIO" => "os error 5",
+            _ => "os error 12",
+        };
+        unusable(|| Machine::new(2).faults(&format!("mock0/{call}={errno}")), &["mock0:1", number]);
+    }
+}
+
+#[test]
+fn what_cannot_be_made_is_told_to_both_ranks() {
+    let calls = [
+        "create_comp_channel",
+        "create_cq",
+        "create_srq",
+        "post_srq_recv",
+        "create_qp",
+        "query_port",
+        "query_gid",
+        "modify_qp_init",
+        "modify_qp_rtr",
+        "modify_qp_rts",
+    ];
+    for call in calls {
+        unusable(|| Machine::new(2).faults(&format!("mock1/{call}=EIO")), &["mock1", "os error 5"]);
+    }
+}
+
+#[test]
+fn locked_memory_that_is_too_little_is_told_with_its_limit() {
+    let words = ["mock0", "64 KiB for all", "ulimit -l", "limits.conf", "LimitMEMLOCK"];
+    // None can be registered; the first is; queues find none.
+    for fault in ["reg_mr", "reg_mr#2+", "create_cq", "create_srq"] {
+        let scarce = || Machine::new(2).faults(&format!("mock0/{fault}=ENOMEM")).variable(MEMLOCK, "65536");
+        unusable(scarce, &words);
+    }
+    let all = || Machine::new(2).faults("mock0/reg_mr=ENOMEM").variable(MEMLOCK, "65536");
+    unusable(all, &["1048576 bytes"]);
+}
+
+#[test]
+fn ports_that_cannot_be_used_are_named() {
+    let down = |machine: Machine| {
+        machine
+            .set("infiniband/mock0/ports/1/state", "1: DOWN")
+            .set("infiniband/mock0/ports/1/phys_state", "3: Disabled")
+    };
+    unusable(|| down(Machine::new(2)), &["no usable RDMA port", "mock0:1 down (Disabled)"]);
+    // It went down since it was chosen.
+    unusable(|| Machine::new(2).faults("mock0/query_port=down"), &["port mock0:1 is down", "nd-topo show"]);
+    let layer = "infiniband/mock1/ports/1/link_layer";
+    unusable(|| Machine::new(2).set(layer, "InfiniBand"), &["Ethernet ports", "InfiniBand ports"]);
+    let unlike = || Machine::new(2).faults("mock0/query_port=infiniband");
+    unusable(unlike, &["mock0:1", "mock1:1", "one is InfiniBand and the other is Ethernet", "ND_IB_HCA"]);
+}
+
+#[test]
+fn settings_that_fit_nothing_list_what_there_is() {
+    for asked in ["auto", "verbs"] {
+        let error = |name: &str, value: &str| {
+            let said = Machine::new(2).variable(ASKED, asked).variable(name, value).role("ranks");
+            let line = said.lines().find_map(|line| line.strip_prefix("rank 0: error: "));
+            line.unwrap_or_else(|| panic!("no error: {said}")).to_owned()
+        };
+        has(&error(HCA, "mlx9"), &["ND_IB_HCA `mlx9`", "mock0:1", "mock1:1"]);
+        has(&error(GID, "7"), &["ND_IB_GID_INDEX", "7", "RoCE v2", "10.88.0.1"]);
+    }
+}
+
+#[test]
+fn a_way_that_is_closed_is_found_so() {
+    let probes = |fault: &str| format!("mock0/write#1={fault};mock1/write#1={fault}");
+    for (fault, words) in [
+        ("lost", ["status 12", "transport retry counter exceeded", "ND_IB_TIMEOUT"]),
+        ("status:10", ["status 10", "remote access error", "see what that rank says"]),
+        ("silence", ["was not answered within", "4791", "packets of this size"]),
+        ("garble", ["byte 0 of a packet of 4096 bytes came", "wrong", "kernel's log"]),
+    ] {
+        let ports = ["mock0:1", "mock1:1"];
+        unusable(|| Machine::new(2).faults(&probes(fault)), &[&words[..], &ports].concat());
+    }
+}
+
+/// In a call, every status of a completion: on the rank that meets it with its number, its words and the port, on the other
+/// with who it was.
+#[test]
+fn every_status_is_told_in_words_on_both_ranks() {
+    let statuses = [
+        (1, "local length error"),
+        (2, "local queue pair operation error"),
+        (4, "local protection error"),
+        (5, "work request flushed"),
+        (9, "remote invalid request"),
+        (10, "remote access error"),
+        (11, "remote operation error"),
+        (12, "transport retry counter exceeded"),
+        (13, "RNR retry counter exceeded"),
+        (19, "fatal error"),
+        (21, "general error"),
+    ];
+    for (status, words) in statuses {
+        let number = format!("status {status}, ");
+        let met = ["rank 1 on ", "is lost", &number, words, "on port mock0:1", "; "];
+        for place in ["write#5", "send#40"] {
+            fails(&format!("mock0/{place}=status:{status}"), [&met, &["rank 1"]]);
+        }
+    }
+    let met = ["rank 0 on ", "is lost", "status 12, ", "on port mock1:1", "ND_IB_RETRY_CNT"];
+    fails("mock1/write#5=lost", [&["rank "], &met]);
+}
+
+#[test]
+fn devices_that_refuse_work_are_named() {
+    fails(
+        "mock0/post_send#50=ENOMEM",
+        [&["rank 1 on ", "took no more work", "os error 12", "mock0:1"], &["rank "]],
+    );
+    let words = ["rank 0 on ", "receive queue on RDMA device mock1", "takes no more", "os error 12"];
+    fails("mock1/post_srq_recv#40=ENOMEM", [&["rank "], &words]);
+    let words = ["completion queue on RDMA device mock0 cannot be read", "os error 5"];
+    fails("mock0/poll_cq#300=EIO", [&words, &["rank "]]);
+    fails(
+        "mock0/req_notify_cq=EIO",
+        [&["RDMA device mock0", "completion events", "os error 5"], &["rank 0"]],
+    );
+}
+
+#[test]
+fn a_port_that_goes_down_in_a_call_is_named() {
+    let errors = errors(Machine::new(2).faults("mock0/send#40=port_down"));
+    has(&errors[0], &["rank 1 on ", "mock0:1"]);
+    has(&errors[1], &["rank "]);
+    assert!(errors.iter().any(|e| e.contains("status 12")), "{errors:?}");
+}
+
+#[test]
+fn devices_and_queue_pairs_that_tell_of_their_end_are_named() {
+    fails(
+        "mock0/send#40=device_fatal",
+        [&["RDMA device mock0 of this rank has failed", "ND_IB_HCA=^mock0"], &["rank "]],
+    );
+    // What is flushed, or what the device says.
+    fails("mock0/send#40=pair_fatal", [&["rank 1 on ", "queue pair", "mock0:1"], &["rank "]]);
+    // While the two are being joined.
+    for rank in ["mock0", "mock1"] {
+        let errors = errors(Machine::new(2).faults(&format!("{rank}/modify_qp_rts=pair_fatal")));
+        errors.iter().for_each(|error| has(error, &["rank ", "mock"]));
+        assert!(
+            errors.iter().any(|error| error.contains("queue pair") && error.contains(rank)),
+            "{errors:?}"
+        );
+    }
+}
+
+/// Memory that cannot be registered in a call is copied; nothing else changes.
+#[test]
+fn memory_that_cannot_be_registered_in_a_call_is_copied() {
+    let said = right(Machine::new(2).faults("mock0/reg_mr#12+=ENOMEM"));
+    assert!(!said.contains("sends: 0\n"), "{said}");
+    let warnings = said.lines().filter(|line| line.contains("WARN")).count();
+    assert!(warnings == 1 && said.contains("buffers are copied before they are sent"), "{said}");
+}
+
+#[test]
+#[ignore = "is started by another test"]
+fn one_of_whom_never_stops_sending() {
+    let [one, two] = endpoints().try_into().expect("two");
+    let (one, two): (Endpoint, Endpoint) = (one.expect("it connects"), two.expect("it connects"));
+    let window = two.region().alloc(4096, true).expect("a window");
+    let link = one.link(1).expect("a link");
+    // After so many the other one tells that it has taken them, and does so again and again.
+    for value in 1..=64 {
+        link.signal(Signal { at: window.offset(), value }).expect("a signal");
+    }
+    let counter = || two.region().counter(window.offset()).load(Ordering::Acquire);
+    let there = || -> Result<Step> { Ok(if counter() == 64 { Step::Done } else { Step::Idle }) };
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let never = one.wait(Duration::from_millis(300), || Ok::<_, Error>(Step::Idle), || Ok(()));
+            assert!(!never.expect("no error"));
+        });
+        assert!(two.wait(LONG, there, || Ok(())).expect("no error"));
+    });
+    let mut ticks = 0;
+    let tick = || {
+        ticks += 1;
+        Ok(())
+    };
+    let ended = one.wait(Duration::from_millis(500), || Ok::<_, Error>(Step::Idle), tick);
+    assert!(!ended.expect("no error") && ticks > 0);
+    println!("it ended");
+}
+
+#[test]
+fn a_peer_that_never_stops_sending_does_not_keep_a_wait_from_its_end() {
+    let said = Machine::new(2).faults("mock1/send#1=endless").role("one_of_whom_never_stops_sending");
+    has(&said, &["it ended"]);
+}
+
+/// A registration by a descriptor, as of a GPU's memory: what the device writes is seen by who exported it.
+#[test]
+#[ignore = "is started by another test"]
+fn registers_a_dma_buf() {
+    let library = libibverbs_sys::library().expect("the library");
+    let file = rustix::fs::memfd_create("exported", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
+    rustix::fs::ftruncate(&file, 8192).expect("its length");
+    // SAFETY: a device of the library's, each object ends once and before those that it was made of.
+    unsafe {
+        let list = library.ibv_get_device_list(&mut 0);
+        let context = library.ibv_open_device(*list);
+        let domain = library.ibv_alloc_pd(context);
+        let span = (4096, 4096, 0x7000_0000_0000);
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+        match inline::reg_dma_buf(library, domain, file.as_raw_fd(), span, access as i32) {
+            Ok(region) if region.is_null() => println!("\nrefused: {}", std::io::Error::last_os_error()),
+            Ok(region) => {
+                println!("\nregistered {} bytes", (*region).length);
+                library.ibv_dereg_mr(region);
+            }
+            Err(e) => println!("\nrefused: {e}"),
+        }
+        library.ibv_dealloc_pd(domain);
+        library.ibv_close_device(context);
+        library.ibv_free_device_list(list);
+    }
+}
+
+#[test]
+fn dma_bufs_are_registered_or_refused_with_what_is_missing() {
+    let said = |machine: Machine| machine.role("registers_a_dma_buf");
+    has(&said(Machine::new(1)), &["registered 4096 bytes"]);
+    has(
+        &said(Machine::new(1).without("ibv_reg_dmabuf_mr")),
+        &["refused: ", "cannot register dma-bufs", "rdma-core 34"],
+    );
+    has(&said(Machine::new(1).faults("reg_dmabuf_mr=EINVAL")), &["refused: ", "os error 22"]);
+}
+
+/// The nearest ports are on fabrics that do not meet; others do.
+#[test]
+fn farther_ports_are_used_where_the_nearest_do_not_meet_and_that_is_said() {
+    let node = |machine: Machine, device: usize, near: bool| {
+        machine.set(&format!("infiniband/mock{device}/device/numa_node"), if near { "0" } else { "1" })
+    };
+    let of = |machine: Machine, device: usize, subnet: &str| {
+        let port = format!("infiniband/mock{device}/ports/1");
+        let machine = machine.set(&format!("{port}/link_layer"), "InfiniBand");
+        machine.address(device, 0, &format!("{subnet}::{}", device + 1)).without_address(device, 1)
+    };
+    // Rank 0 has mock0 near and mock2 far, rank 1 has mock1 near and mock3 far.
+    let mut machine = Machine::new(4).variable(HCA, "=mock0,mock2;=mock1,mock3").variable(ASKED, "auto");
+    for (device, near, subnet) in
+        [(0, true, "fe80"), (1, true, "fec0"), (2, false, "fe81"), (3, false, "fe81")]
+    {
+        machine = of(node(machine, device, near), device, subnet);
+    }
+    let said = right(machine.nodes(2));
+    has(
+        &said,
+        &[
+            "RDMA port mock2:1 is used with mock3:1 of rank 1",
+            "RDMA port mock3:1 is used with mock2:1 of rank 0",
+        ],
+    );
+    assert!(!said.contains("sends: 0\n") && !said.contains("TCP is used"), "{said}");
+}
