@@ -64,7 +64,13 @@ impl Dump {
             awaited: awaited.to_vec(),
             heard: Vec::new(),
         });
-        self.failure = kind.map(|kind| Failure { kind, error: format!("{kind:?}"), peer, sides: Vec::new() });
+        self.failure = kind.map(|kind| Failure {
+            kind,
+            error: format!("{kind:?}"),
+            peer,
+            sides: Vec::new(),
+            standstill: None,
+        });
         self
     }
 }
@@ -334,6 +340,7 @@ fn any_dump() -> impl Strategy<Value = Dump> {
                     error: "why".into(),
                     peer,
                     sides: sides.into_iter().map(|(rank, call)| Side { rank, call }).collect(),
+                    standstill: None,
                 }),
                 calls,
                 ..finished(rank, 5, 0)
