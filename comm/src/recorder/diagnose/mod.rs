@@ -22,6 +22,8 @@ mod group;
 mod parted;
 mod stories;
 #[cfg(test)]
+mod stories_tests;
+#[cfg(test)]
 mod tests;
 mod waits;
 

@@ -27,8 +27,8 @@ pub(super) fn parted(group: &Group<'_>) -> Vec<Finding> {
 /// Ranks that name each other as missing. Had they heard each other, they would tell the same.
 fn contradicting(group: &Group<'_>, stories: &[Story<'_>]) -> Option<Finding> {
     let names = |a: &Story<'_>, b: &Story<'_>| a.silent(group).iter().any(|rank| b.tellers.contains(rank));
-    let apart: Vec<&Story<'_>> =
-        stories.iter().filter(|a| stories.iter().any(|b| names(a, b) && names(b, a))).collect();
+    let apart = |a: &Story<'_>| stories.iter().any(|b| !std::ptr::eq(a, b) && names(a, b) && names(b, a));
+    let apart: Vec<&Story<'_>> = stories.iter().filter(|a| apart(a)).collect();
     let first = apart.first()?;
     let side = |story: &&Story<'_>| {
         // Whoever left no file belongs to those who do not miss it.
@@ -69,7 +69,7 @@ fn unreachable(group: &Group<'_>) -> Option<Finding> {
     to.retain(|rank| !from.contains(rank));
     let (from, to): (Vec<usize>, Vec<usize>) = (from.into_iter().collect(), to.into_iter().collect());
     let place = call(first.from).map(|c| format!(" in {}", numbered(c))).unwrap_or_default();
-    if to.is_empty() {
+    if to.is_empty() || broken.len() > 1 && to.iter().all(|r| group.has_failed(*r)) {
         let pairs: Vec<String> = broken
             .iter()
             .take(super::group::LISTED)
@@ -91,8 +91,10 @@ fn unreachable(group: &Group<'_>) -> Option<Finding> {
             verb(n, "its", "their"),
         ),
         _ => format!(
-            "But {} lived on and left a file: it stood still, or the network between them is cut.",
-            ranks(&alive)
+            "But {} lived on and left {}: {} stood still, or the network between them is cut.",
+            ranks(&alive),
+            verb(alive.len(), "a file", "files"),
+            verb(alive.len(), "it", "they")
         ),
     };
     let text = format!(
