@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::identity::Peer;
 use super::ring::Entry;
+use super::standstill::Standstill;
 use crate::error::Error;
+use crate::exec::called::Called;
 use crate::exec::peers::DROPPED;
 use crate::exec::stamp::Stamp;
 use crate::number::{DataType, ReduceOp};
@@ -137,6 +139,9 @@ pub struct Failure {
     /// The two sides of a mismatch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sides: Vec<Side>,
+    /// Where the ranks were, if the time was up; files of older versions have it only in the error's text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standstill: Option<Standstill>,
 }
 
 /// What one rank called.
@@ -166,7 +171,8 @@ pub enum Kind {
     Told,
     /// This rank's own program ended the call.
     Aborted,
-    /// Something else went wrong on this rank.
+    /// Something else went wrong on this rank; with a peer: it found no way to it. (Not a kind of its own, which older
+    /// versions could not read.)
     Other,
 }
 
@@ -183,6 +189,9 @@ impl Failure {
             Error::Transport { source: nd_transport::Error::PeerLost { rank, .. }, .. } => {
                 (Kind::Lost, Some(*rank))
             }
+            Error::Transport { source: nd_transport::Error::Unreachable { to, .. }, .. } => {
+                (Kind::Other, Some(*to))
+            }
             Error::Aborted { rank, culprit, .. } if rank != culprit => (Kind::Told, Some(*culprit)),
             Error::Aborted { .. } | Error::Failed { .. } => (Kind::Aborted, None),
             _ => (Kind::Other, None),
@@ -192,7 +201,11 @@ impl Failure {
             Error::Mismatch { rank, ours, peer, theirs } => vec![side(*rank, ours), side(*peer, theirs)],
             _ => Vec::new(),
         };
-        Failure { kind, error: error.to_string(), peer, sides }
+        let standstill = match error {
+            Error::Timeout { standstill, .. } => Some(Standstill::of(standstill)),
+            _ => None,
+        };
+        Failure { kind, error: error.to_string(), peer, sides, standstill }
     }
 }
 
@@ -221,6 +234,18 @@ impl Call {
             entered_ns: 0,
             done_ns: None,
             outcome: Outcome::Failed,
+        }
+    }
+
+    /// The same of a call of one rank.
+    pub(super) fn of_called(called: &Called) -> Call {
+        let call = Call::of_stamp(&called.stamp);
+        match called.is_single() {
+            true => {
+                let collective = if called.sends { "send" } else { "recv" };
+                Call { collective: collective.into(), peer: Some(called.peer), ..call }
+            }
+            false => call,
         }
     }
 

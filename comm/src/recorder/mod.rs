@@ -7,6 +7,7 @@
 //! | `ring` | the last calls, in memory that is allocated once |
 //! | `identity` | which job and communicator they belong to |
 //! | [`mod@file`] | what is written, and how it is read — *pure* |
+//! | [`standstill`] | what the error of a call whose time was up says, as a file has it — *pure* |
 //! | `save` | writes a file whole or not at all |
 //! | `trace` | all calls, as a Chrome trace |
 //! | [`diagnose`](diagnose()) | who is to blame, by the files of many ranks — *pure* |
@@ -29,6 +30,7 @@ mod ring;
 #[cfg(test)]
 mod ring_tests;
 mod save;
+pub mod standstill;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -333,8 +335,11 @@ impl Recorder {
         }
         let failure = state.failure.as_ref();
         let sides = failure.iter().flat_map(|f| f.sides.iter().map(|s| s.rank).chain(f.peer));
+        let standstill = failure.iter().filter_map(|f| f.standstill.as_ref());
+        let told = standstill.flat_map(|s| s.missing.iter().map(|m| m.rank).chain(s.entered.iter().copied()));
         let current = current.iter().flat_map(|c| c.awaited.iter().chain(&c.heard).copied());
-        let ranks: BTreeSet<usize> = sides.chain(current).chain([self.identity.rank]).take(NAMED).collect();
+        let ranks: BTreeSet<usize> =
+            sides.chain(current).chain(told).chain([self.identity.rank]).take(NAMED).collect();
         ranks.into_iter().filter_map(|rank| peers.get(rank).cloned()).collect()
     }
 

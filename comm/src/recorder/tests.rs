@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::file::{Kind, Outcome};
+use super::standstill::Is;
 use super::{Dump, PREFIX, Verdict, diagnose};
 use crate::communicator::Communicator;
 use crate::config::Config;
@@ -144,6 +145,27 @@ fn failures_are_written_and_wrong_arguments_are_not() {
         (found[0].findings[0].verdict, &found[0].findings[0].culprits[..]),
         (Verdict::Mismatch, &[1][..])
     );
+}
+
+#[test]
+fn what_the_error_says_of_the_others_is_written_as_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let ranks = Communicator::local_with(3, &config(folder.path())).unwrap();
+    each(&ranks, |comm| {
+        if comm.rank() != 1 {
+            assert!(matches!(comm.all_reduce(&mut [1f32; 4], ReduceOp::Sum), Err(Error::Timeout { .. })));
+        }
+    });
+    let dumps = all(folder.path());
+    assert_eq!(dumps.len(), 2);
+    for dump in dumps {
+        let told = dump.failure.unwrap().standstill.unwrap();
+        assert_eq!((told.call.call, told.call.to_string()), (1, "all_reduce(4 × float, sum)".into()));
+        assert_eq!((told.entered, told.more_missing), (vec![0, 2], 0));
+        let missing: Vec<_> = told.missing.iter().map(|m| (m.rank, m.is, m.last.clone())).collect();
+        assert_eq!(missing, [(1, Is::Absent, None)]);
+        assert!(told.after_ns >= 300_000_000, "{}", told.after_ns);
+    }
 }
 
 #[test]

@@ -24,9 +24,8 @@ fn call_of(dump: &Dump) -> u32 {
 
 /// Processes that died or were cut off. Who has written why it failed was not lost first.
 pub(super) fn lost(group: &Group<'_>) -> Vec<Finding> {
-    let told = |rank: &usize| group.dumps.get(rank).is_some_and(|d| d.failure.is_some());
     let mut lost: Vec<(usize, Vec<(usize, &Dump)>)> =
-        blamed(group, Kind::Lost).into_iter().filter(|(rank, _)| !told(rank)).collect();
+        blamed(group, Kind::Lost).into_iter().filter(|(rank, _)| !group.has_failed(*rank)).collect();
     // Told by others who were told by someone else, whose file is missing.
     lost.sort_by_key(|(rank, by)| {
         let first = by.iter().map(|(_, dump)| call_of(dump)).min().unwrap_or(0);
@@ -74,9 +73,10 @@ pub(super) fn lost(group: &Group<'_>) -> Vec<Finding> {
     vec![finding(Verdict::Lost, vec![*rank], call.map_or(0, |c| c.call), text)]
 }
 
-/// Communicators that were dropped while others still used them.
+/// Communicators that were dropped while others still used them. Who drops one that has failed is not to blame for that.
 pub(super) fn left(group: &Group<'_>) -> Vec<Finding> {
-    let mut left: Vec<_> = blamed(group, Kind::Left).into_iter().collect();
+    let mut left: Vec<_> =
+        blamed(group, Kind::Left).into_iter().filter(|(rank, _)| !group.has_failed(*rank)).collect();
     left.sort_by_key(|(rank, by)| (by.iter().map(|(_, dump)| call_of(dump)).min(), *rank));
     let Some((rank, by)) = left.first() else { return Vec::new() };
     let witnesses: Vec<usize> = by.iter().map(|(r, _)| *r).collect();
@@ -96,8 +96,10 @@ pub(super) fn left(group: &Group<'_>) -> Vec<Finding> {
 
 /// Ranks on which something went wrong that is nobody else's fault.
 pub(super) fn failed(group: &Group<'_>) -> Vec<Finding> {
-    let own =
-        |dump: &Dump| dump.failure.as_ref().is_some_and(|f| matches!(f.kind, Kind::Other | Kind::Aborted));
+    let own = |dump: &Dump| {
+        let failure = dump.failure.as_ref().filter(|f| f.peer.is_none());
+        failure.is_some_and(|f| matches!(f.kind, Kind::Other | Kind::Aborted))
+    };
     let mut failed: Vec<(usize, &Dump)> =
         group.dumps.iter().filter(|(_, d)| own(d)).map(|(&r, &d)| (r, d)).collect();
     let aborted = |d: &Dump| d.failure.as_ref().is_some_and(|f| f.kind == Kind::Aborted);

@@ -1,6 +1,6 @@
 //! The files of one communicator.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::file::{Call, Current, Dump};
 use super::super::identity::Peer;
@@ -62,6 +62,27 @@ impl<'d> Group<'d> {
         self.dumps.get(&rank).map(|d| d.world_rank).or_else(|| self.peers.get(&rank).map(|p| p.world_rank))
     }
 
+    /// Its host's name, if that is known. Hosts may have the same.
+    pub fn host(&self, rank: usize) -> Option<&'d str> {
+        let host = match (self.dumps.get(&rank), self.peers.get(&rank)) {
+            (Some(dump), _) => &dump.host[..],
+            (None, Some(peer)) => &peer.host[..],
+            (None, None) => "",
+        };
+        (!host.is_empty()).then_some(host)
+    }
+
+    /// All ranks that are known to be on this host.
+    pub fn on_host(&self, host: &str) -> Vec<usize> {
+        let known: BTreeSet<usize> = self.dumps.keys().chain(self.peers.keys()).copied().collect();
+        known.into_iter().filter(|&rank| self.host(rank) == Some(host)).collect()
+    }
+
+    /// Whether it left a file that tells of a failure.
+    pub fn has_failed(&self, rank: usize) -> bool {
+        self.dumps.get(&rank).is_some_and(|d| d.failure.is_some())
+    }
+
     /// As people look for it: `rank 3 (node1, pid 4711)`.
     pub fn name(&self, rank: usize) -> String {
         let (host, pid) = match (self.dumps.get(&rank), self.peers.get(&rank)) {
@@ -90,15 +111,17 @@ impl<'d> Group<'d> {
 
     /// The last call of all ranks that someone has finished and nobody can finish without this rank.
     pub fn last_seen(&self, rank: usize) -> Option<&'d Call> {
-        let needs_all = |call: &&Call| {
-            let name = call.collective.rsplit(' ').next().unwrap_or_default();
-            let collective = name.trim_end_matches("_v");
-            let everyone = ["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier"];
-            everyone.contains(&collective) && (call.count > 0 || collective == "barrier")
-        };
         let calls = self.dumps.iter().filter(|(r, _)| **r != rank).flat_map(|(_, dump)| &dump.calls);
-        calls.filter(|c| c.call > 0 && c.done_ns.is_some()).filter(needs_all).max_by_key(|c| c.call)
+        calls.filter(|c| c.call > 0 && c.done_ns.is_some()).filter(|c| needs_all(c)).max_by_key(|c| c.call)
     }
+}
+
+/// Whether nobody can finish the call without all ranks.
+pub(super) fn needs_all(call: &Call) -> bool {
+    let name = call.collective.rsplit(' ').next().unwrap_or_default();
+    let collective = name.trim_end_matches("_v");
+    let everyone = ["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier"];
+    everyone.contains(&collective) && (call.count > 0 || collective == "barrier")
 }
 
 /// A finding.

@@ -6,7 +6,12 @@
 //! | `group` | the files of one communicator, and who they are about |
 //! | `calls` | ranks that called different things |
 //! | `gone` | ranks that are gone, left, or failed by themselves |
+//! | `parted` | ranks that are alive and do not hear each other |
 //! | `waits` | ranks for which others wait |
+//! | `stories` | what the errors of ranks whose time was up say of that |
+//!
+//! The errors know more than the calls: whoever gave up asked all others where they are. So what they say of a rank is
+//! never contradicted, and the calls add to it.
 //!
 //! The clocks of hosts differ. So moments are compared only within one file; between files, numbers of calls are, and how
 //! long a call has lasted.
@@ -14,6 +19,10 @@
 mod calls;
 mod gone;
 mod group;
+mod parted;
+mod stories;
+#[cfg(test)]
+mod stories_tests;
 #[cfg(test)]
 mod tests;
 mod waits;
@@ -73,6 +82,10 @@ pub enum Verdict {
     Late,
     /// A rank left no file, and others wait for it.
     Silent,
+    /// A rank was stopped, or its host was: it did not answer for longer than others wait.
+    Unresponsive,
+    /// Ranks that are alive do not hear each other, or a host is not heard at all.
+    Parted,
     /// All are in the same call, and nothing tells why it does not end.
     Stuck,
     /// Nothing is wrong as far as the files go.
@@ -93,7 +106,9 @@ pub fn diagnose(dumps: &[Dump]) -> Vec<Diagnosis> {
         groups.iter().zip(&found).map(|(g, f)| g.diagnosis(f.clone())).collect();
     for (g, diagnosis) in diagnoses.iter_mut().enumerate() {
         for finding in &mut diagnosis.findings {
-            if matches!(finding.verdict, Verdict::NotEntered | Verdict::Late | Verdict::Silent) {
+            let waited = [Verdict::NotEntered, Verdict::Late, Verdict::Silent, Verdict::Unresponsive]
+                .contains(&finding.verdict);
+            if waited {
                 let (text, held_up) = elsewhere(g, finding, &groups, &found);
                 finding.text += &text;
                 if !finding.culprits.iter().all(|c| held_up.contains(c)) {
@@ -112,6 +127,9 @@ fn findings(group: &Group<'_>) -> Vec<Finding> {
     }
     if found.is_empty() {
         found = gone::lost(group);
+    }
+    if found.is_empty() {
+        found = parted::parted(group);
     }
     if found.is_empty() {
         found = gone::left(group);

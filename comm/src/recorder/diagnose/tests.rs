@@ -4,15 +4,16 @@ use proptest::prelude::*;
 
 use super::super::file::{Call, Current, Dump, FORMAT, Failure, Kind, Outcome, Side, VERSION};
 use super::super::identity::Peer;
+use super::super::standstill::{Is, Missing, Standstill};
 use super::{Diagnosis, Verdict, diagnose};
 
-const S: u64 = 1_000_000_000;
+pub(super) const S: u64 = 1_000_000_000;
 
 fn peers(n: usize) -> Vec<Peer> {
     (0..n).map(|r| Peer { rank: r, world_rank: r, host: format!("node{r}"), pid: 100 + r as u32 }).collect()
 }
 
-fn call(number: u32, count: u64) -> Call {
+pub(super) fn call(number: u32, count: u64) -> Call {
     Call {
         call: number,
         collective: "all_reduce".into(),
@@ -31,7 +32,7 @@ fn call(number: u32, count: u64) -> Call {
 }
 
 /// A rank of `n` that has finished so many calls.
-fn finished(rank: usize, n: usize, calls: u32) -> Dump {
+pub(super) fn finished(rank: usize, n: usize, calls: u32) -> Dump {
     Dump {
         format: FORMAT.into(),
         version: VERSION,
@@ -55,7 +56,13 @@ fn finished(rank: usize, n: usize, calls: u32) -> Dump {
 
 impl Dump {
     /// And waits in the next call for others.
-    fn waits(mut self, seconds: u64, awaited: &[usize], kind: Option<Kind>, peer: Option<usize>) -> Dump {
+    pub(super) fn waits(
+        mut self,
+        seconds: u64,
+        awaited: &[usize],
+        kind: Option<Kind>,
+        peer: Option<usize>,
+    ) -> Dump {
         let number = self.entered() + 1;
         self.calls.push(Call { done_ns: None, outcome: Outcome::Failed, ..call(number, 8) });
         self.current = Some(Current {
@@ -64,13 +71,19 @@ impl Dump {
             awaited: awaited.to_vec(),
             heard: Vec::new(),
         });
-        self.failure = kind.map(|kind| Failure { kind, error: format!("{kind:?}"), peer, sides: Vec::new() });
+        self.failure = kind.map(|kind| Failure {
+            kind,
+            error: format!("{kind:?}"),
+            peer,
+            sides: Vec::new(),
+            standstill: None,
+        });
         self
     }
 }
 
 #[track_caller]
-fn one(dumps: &[Dump]) -> (Verdict, Vec<usize>, u32, String) {
+pub(super) fn one(dumps: &[Dump]) -> (Verdict, Vec<usize>, u32, String) {
     let mut found = diagnose(dumps);
     assert_eq!(found.len(), 1, "{found:#?}");
     let Diagnosis { findings, .. } = found.remove(0);
@@ -308,12 +321,29 @@ fn any_call() -> impl Strategy<Value = Call> {
     })
 }
 
+fn any_standstill() -> impl Strategy<Value = Standstill> {
+    let is =
+        prop::sample::select(vec![Is::Absent, Is::Unheard, Is::Silent, Is::Gone, Is::Elsewhere, Is::Unknown]);
+    let missing = (0usize..9, is, prop::option::of(any_call()), any::<bool>())
+        .prop_map(|(rank, is, last, finished)| Missing { rank, is, last, finished });
+    let ranks = prop::collection::vec(0usize..9, 0..4);
+    let parts = (any_call(), any::<u64>(), ranks, prop::collection::vec(missing, 0..4), 0usize..2);
+    parts.prop_map(|(call, after_ns, entered, missing, more_missing)| Standstill {
+        call,
+        after_ns,
+        entered,
+        missing,
+        more_missing,
+    })
+}
+
 fn any_dump() -> impl Strategy<Value = Dump> {
     let ranks = || prop::collection::vec(0usize..9, 0..4);
     let whose = (0usize..5, 0usize..7, prop::sample::select(vec!["a", "b"]), any::<u64>(), any::<u64>());
     let current = (any_call(), any::<u64>(), ranks(), ranks());
     let failure =
         (any_kind(), prop::option::of(0usize..9), prop::collection::vec((0usize..9, any_call()), 0..3));
+    let failure = (failure, prop::option::of(any_standstill()));
     let calls = prop::collection::vec(any_call(), 0..5);
     (whose, prop::option::of(current), prop::option::of(failure), calls).prop_map(
         |(whose, current, failure, calls)| {
@@ -329,11 +359,12 @@ fn any_dump() -> impl Strategy<Value = Dump> {
                     awaited,
                     heard,
                 }),
-                failure: failure.map(|(kind, peer, sides)| Failure {
+                failure: failure.map(|((kind, peer, sides), standstill)| Failure {
                     kind,
                     error: "why".into(),
                     peer,
                     sides: sides.into_iter().map(|(rank, call)| Side { rank, call }).collect(),
+                    standstill,
                 }),
                 calls,
                 ..finished(rank, 5, 0)

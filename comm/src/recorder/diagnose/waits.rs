@@ -1,9 +1,12 @@
-//! Ranks for which others wait: those who wait are followed to whom they wait for, until someone waits for nobody.
+//! Ranks for which others wait: by what the errors tell of them; else those who wait are followed to whom they wait for,
+//! until someone waits for nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::file::{Current, Dump, Kind};
-use super::group::{Group, finding, moment, numbered, ranks, seconds, sentence, verb};
+use super::super::standstill::{Is, Standstill};
+use super::group::{Group, finding, moment, needs_all, numbered, ranks, seconds, sentence, verb};
+use super::stories::{Story, stories};
 use super::{Finding, Verdict};
 
 /// Who is in a call that is not done.
@@ -14,15 +17,140 @@ struct Waiter<'d> {
     awaited: Vec<usize>,
 }
 
-/// Whom all others wait for, in the first call in which anyone waits.
+/// Whom all others wait for, in the first call in which anyone waits: by what the errors tell and, where they tell nothing,
+/// by who waits for whom.
 pub(super) fn waits(group: &Group<'_>) -> Vec<Finding> {
-    let mut waiters: BTreeMap<usize, Waiter<'_>> = group
+    let waiters: BTreeMap<usize, Waiter<'_>> = group
         .unfinished()
         .map(|(rank, dump, current)| {
             let others = current.awaited.iter().copied().filter(|r| *r != rank && *r < group.world_size);
             (rank, Waiter { dump, current, awaited: others.collect() })
         })
         .collect();
+    let stories = stories(group);
+    let told =
+        stories.iter().map(|story| (story, story.silent(group))).find(|(_, silent)| !silent.is_empty());
+    let mut findings = match told {
+        Some((story, silent)) => told_missing(group, &waiters, story, &silent),
+        None => followed(group, waiters),
+    };
+    if let Some(story) = stories.first() {
+        findings.extend(left_no_file(group, story, &findings));
+    }
+    findings
+}
+
+/// Who is to blame by what the errors tell.
+fn told_missing(
+    group: &Group<'_>,
+    waiters: &BTreeMap<usize, Waiter<'_>>,
+    story: &Story<'_>,
+    silent: &[usize],
+) -> Vec<Finding> {
+    let told = &story.standstill;
+    let call = told.call.call;
+    let waiting: Vec<usize> = story.tellers.iter().copied().filter(|r| !silent.contains(r)).collect();
+    let waiting = if waiting.is_empty() {
+        told.entered.iter().copied().filter(|r| !silent.contains(r)).collect()
+    } else {
+        waiting
+    };
+    let is = |rank: usize| story.of(rank).map_or(Is::Unknown, |m| m.is);
+    let mut kinds: BTreeMap<usize, (Verdict, Is)> =
+        silent.iter().map(|&r| (r, kind(group, waiters.get(&r), told, r, is(r)))).collect();
+    // One rank of a host that stood still says where the others were, if their files do not.
+    let still: BTreeSet<&str> = kinds
+        .iter()
+        .filter(|(_, (verdict, _))| *verdict == Verdict::Unresponsive)
+        .filter_map(|(&rank, _)| group.host(rank))
+        .collect();
+    for (&rank, (verdict, _)) in &mut kinds {
+        let unclear = *verdict == Verdict::Late && entered_ns(group, rank, call).is_none();
+        if unclear && group.host(rank).is_some_and(|host| still.contains(host)) {
+            *verdict = Verdict::Unresponsive;
+        }
+    }
+    let mut by_kind: BTreeMap<(usize, Is), (Verdict, Vec<usize>)> = BTreeMap::new();
+    for (rank, (verdict, is)) in kinds {
+        let order = ORDER.iter().position(|v| *v == verdict).unwrap_or(ORDER.len());
+        // How it was seen matters only where there is no file that tells more.
+        let is = if verdict == Verdict::Silent { is } else { Is::Unknown };
+        by_kind.entry((order, is)).or_insert_with(|| (verdict, Vec::new())).1.push(rank);
+    }
+    let wait = Wait { call, what: numbered(&told.call), waiting, lasted: told.after_ns };
+    let finding_of = |((_, is), (verdict, culprits)): ((usize, Is), (Verdict, Vec<usize>))| {
+        let text = describe(group, waiters, &wait, verdict, is, &culprits);
+        finding(verdict, culprits, call, text)
+    };
+    by_kind.into_iter().map(finding_of).collect()
+}
+
+/// Those to blame first come first.
+const ORDER: [Verdict; 5] =
+    [Verdict::Lost, Verdict::Unresponsive, Verdict::NotEntered, Verdict::Late, Verdict::Silent];
+
+/// What a rank that others miss was doing, by its own file.
+fn kind(
+    group: &Group<'_>,
+    waiter: Option<&Waiter<'_>>,
+    told: &Standstill,
+    rank: usize,
+    is: Is,
+) -> (Verdict, Is) {
+    let call = told.call.call;
+    let verdict = match (group.dumps.get(&rank), waiter) {
+        (None, _) if is == Is::Gone => Verdict::Lost,
+        (None, _) => Verdict::Silent,
+        (Some(dump), None) if dump.entered() < call => Verdict::NotEntered,
+        // It was asked for its file, and the call is not the last.
+        (Some(_), None) => Verdict::Unresponsive,
+        (Some(dump), Some(_)) if dump.failure.is_none() && dump.entered() < call => Verdict::NotEntered,
+        (Some(_), Some(w)) => {
+            let late = w.current.call.call == call && w.current.lasted_ns < told.after_ns / 2;
+            if late && is != Is::Silent { Verdict::Late } else { Verdict::Unresponsive }
+        }
+    };
+    (verdict, is)
+}
+
+/// When a rank entered a call, by its own file, if it was looked up.
+fn entered_ns(group: &Group<'_>, rank: usize, call: u32) -> Option<u64> {
+    let entered = group.dumps.get(&rank)?.call(call)?.entered_ns;
+    (entered > 0).then_some(entered)
+}
+
+/// Ranks that left no file though others of their host did, and though nobody can have finished the call.
+fn left_no_file(group: &Group<'_>, story: &Story<'_>, findings: &[Finding]) -> Option<Finding> {
+    let call = &story.standstill.call;
+    if !needs_all(call) {
+        return None;
+    }
+    let named = |rank: &usize| findings.iter().any(|f| f.culprits.contains(rank));
+    let hosts: BTreeSet<&str> = group.dumps.keys().filter_map(|r| group.host(*r)).collect();
+    let silent = hosts.into_iter().flat_map(|host| group.on_host(host));
+    let silent: BTreeSet<usize> =
+        silent.filter(|r| !group.dumps.contains_key(r) && !named(r) && story.of(*r).is_none()).collect();
+    let silent: Vec<usize> = silent.into_iter().collect();
+    if silent.is_empty() {
+        return None;
+    }
+    let entered: Vec<usize> = silent.iter().copied().filter(|r| story.entered(*r)).collect();
+    let entered = match entered.is_empty() {
+        true => String::new(),
+        false => format!(" ({} had entered {})", ranks(&entered), numbered(call)),
+    };
+    let text = format!(
+        "{} left no file either{entered}, though others of the same host did: {} stopped or stuck, or ended from outside \
+         before {} could write one.",
+        sentence(&group.names(&silent)),
+        verb(silent.len(), "it is", "they are"),
+        verb(silent.len(), "it", "they"),
+    );
+    Some(finding(Verdict::Silent, silent, call.call, text))
+}
+
+/// Who is to blame by who waits for whom.
+fn followed(group: &Group<'_>, mut waiters: BTreeMap<usize, Waiter<'_>>) -> Vec<Finding> {
     // Sends and receives have no number; they are waited in as well.
     let Some(call) = waiters
         .values()
@@ -48,19 +176,34 @@ pub(super) fn waits(group: &Group<'_>) -> Vec<Finding> {
         absent.extend(group.dumps.iter().filter_map(behind));
     }
     let mut findings = Vec::new();
-    let by_kind = |verdict: Verdict, wanted: &dyn Fn(usize) -> bool| {
+    let by_kind = |verdict: Verdict, is: Is, wanted: &dyn Fn(usize) -> bool| {
         let ranks: Vec<usize> = absent.iter().copied().filter(|r| wanted(*r)).collect();
-        (!ranks.is_empty()).then_some((verdict, ranks))
+        (!ranks.is_empty()).then_some((verdict, is, ranks))
     };
     let file = |rank: usize| group.dumps.get(&rank).copied();
     let behind = |rank: usize| file(rank).is_some_and(|d| call > 0 && d.entered() < call);
+    // Whose message has come, or without whom nobody else could have finished it.
+    let has_entered = |rank: usize| {
+        let heard = |w: &Waiter<'_>| w.current.call.call == call && w.current.heard.contains(&rank);
+        waiters.values().any(heard) || call > 0 && group.last_seen(rank).is_some_and(|c| c.call >= call)
+    };
     let kinds = [
-        by_kind(Verdict::NotEntered, &behind),
-        by_kind(Verdict::Late, &|rank| late.contains(&rank) && !behind(rank)),
-        by_kind(Verdict::Silent, &|rank| file(rank).is_none()),
+        by_kind(Verdict::NotEntered, Is::Absent, &behind),
+        by_kind(Verdict::Late, Is::Absent, &|rank| late.contains(&rank) && !behind(rank)),
+        by_kind(Verdict::Silent, Is::Silent, &|rank| file(rank).is_none() && has_entered(rank)),
+        by_kind(Verdict::Silent, Is::Absent, &|rank| file(rank).is_none() && !has_entered(rank)),
     ];
-    for (verdict, culprits) in kinds.into_iter().flatten() {
-        let text = describe(group, &waiters, call, verdict, &culprits);
+    for (verdict, is, culprits) in kinds.into_iter().flatten() {
+        let here = waiters.iter().filter(|(rank, w)| w.current.call.call == call && !culprits.contains(rank));
+        let waiting: Vec<usize> = here.map(|(&rank, _)| rank).collect();
+        let longest = waiting.iter().filter_map(|r| waiters.get(r)).max_by_key(|w| w.current.lasted_ns);
+        let wait = Wait {
+            call,
+            what: longest.map_or_else(|| "a call".to_owned(), |w| numbered(&w.current.call)),
+            lasted: longest.map_or(0, |w| w.current.lasted_ns),
+            waiting,
+        };
+        let text = describe(group, &waiters, &wait, verdict, is, &culprits);
         findings.push(finding(verdict, culprits, call, text));
     }
     if findings.is_empty() {
@@ -95,53 +238,119 @@ fn ends(waiters: &BTreeMap<usize, Waiter<'_>>) -> BTreeSet<usize> {
     awaited.into_iter().filter(|rank| waiters.get(rank).is_none_or(|w| w.awaited.is_empty())).collect()
 }
 
+/// A call that does not end.
+struct Wait {
+    call: u32,
+    /// In words.
+    what: String,
+    waiting: Vec<usize>,
+    /// How long, ns.
+    lasted: u64,
+}
+
+/// What is told of culprits of a kind; `is` counts for those without a file.
 fn describe(
     group: &Group<'_>,
     waiters: &BTreeMap<usize, Waiter<'_>>,
-    call: u32,
+    wait: &Wait,
     verdict: Verdict,
+    is: Is,
     culprits: &[usize],
 ) -> String {
-    let waiting: Vec<usize> = waiters
-        .iter()
-        .filter(|(rank, w)| w.current.call.call == call && !culprits.contains(rank))
-        .map(|(&rank, _)| rank)
-        .collect();
-    let longest = waiting.iter().filter_map(|r| waiters.get(r)).max_by_key(|w| w.current.lasted_ns);
-    let what = longest.map_or_else(|| "a call".to_owned(), |w| numbered(&w.current.call));
-    let lasted = longest.map_or(0, |w| w.current.lasted_ns);
-    let who = ranks(&waiting);
+    let Wait { call, what, waiting, lasted } = wait;
+    let (call, lasted) = (*call, seconds(*lasted));
+    let who = ranks(waiting);
     let waited = verb(waiting.len(), "has waited", "have waited");
-    let (one, it) = (culprits.len() == 1, verb(culprits.len(), "it", "them"));
+    let (n, it) = (culprits.len(), verb(culprits.len(), "it", "them"));
     let names = sentence(&group.names(culprits));
+    let they = verb(n, "it", "they");
     let mut text = match verdict {
         Verdict::NotEntered => format!(
-            "{names} {} not entered {what}, in which {who} {waited} {} for {it}.",
-            verb(culprits.len(), "has", "have"),
-            seconds(lasted),
+            "{names} {} not entered {what}, in which {who} {waited} {lasted} for {it}.",
+            verb(n, "has", "have"),
         ),
         Verdict::Late => {
-            format!("{names} came too late to {what}: {who} had waited {} for {it}.", seconds(lasted),)
+            let unclear = culprits.iter().any(|r| entered_ns(group, *r, call).is_none());
+            let or = if unclear { ", or stood still" } else { "" };
+            format!("{names} came too late to {what}{or}: {who} had waited {lasted} for {it}.")
         }
+        Verdict::Unresponsive => format!(
+            "{names}{} stood still: {who} waited {lasted} for {it} in {what}, and got no answer. Something stopped {it}: a \
+             signal, a debugger, a machine that was paused, swaps or has no processor to spare.",
+            all_of(group, culprits),
+        ),
+        Verdict::Lost => format!(
+            "{names} {} gone without a word, and left no file: {who} waited {lasted} for {it} in {what}.",
+            verb(n, "is", "are"),
+        ),
         _ => format!(
-            "{names} left no file, and {who} waited {} for {it} in {what}: {} not in this call, but at work or stuck \
-             elsewhere, or killed from outside.",
-            seconds(lasted),
-            if one { "it is" } else { "they are" },
+            "{names}{} left no file, and {who} waited {lasted} for {it} in {what}: {}.",
+            all_of(group, culprits),
+            match is {
+                Is::Silent => format!(
+                    "{they} {} entered it and {} not answered since, so {} stopped or stuck, or killed from outside",
+                    verb(n, "has", "have"),
+                    verb(n, "has", "have"),
+                    verb(n, "it is", "they are"),
+                ),
+                Is::Unheard => format!(
+                    "nothing came from {it}, nor was what {they} {} sent acknowledged, so {} stopped or dead, or {} host or \
+                     network is down",
+                    verb(n, "was", "were"),
+                    verb(n, "it is", "they are"),
+                    verb(n, "its", "their"),
+                ),
+                _ => format!(
+                    "{} not in this call, but at work or stuck elsewhere, or stopped or killed from outside",
+                    verb(n, "it is", "they are")
+                ),
+            },
         ),
     };
     for &rank in culprits.iter().take(super::group::LISTED) {
-        let which = if one { "It".to_owned() } else { format!("Rank {rank}") };
+        let which = if n == 1 { "It".to_owned() } else { format!("Rank {rank}") };
         match group.dumps.get(&rank) {
+            Some(_) if verdict == Verdict::Unresponsive => {
+                text += &meanwhile(waiters.get(&rank), call, &which)
+            }
             Some(dump) => text += &format!(" {}", before(dump, call, &which)),
             None => {
-                if let Some(seen) = group.last_seen(rank) {
+                if let Some(seen) = group.last_seen(rank).filter(|seen| call == 0 || seen.call < call) {
                     text += &format!(" {which} took part in {}.", numbered(seen));
                 }
             }
         }
     }
     text
+}
+
+/// That these are all ranks of a host, where others have other hosts.
+fn all_of(group: &Group<'_>, culprits: &[usize]) -> String {
+    let hosts: BTreeSet<Option<&str>> = culprits.iter().map(|r| group.host(*r)).collect();
+    match hosts.first() {
+        Some(Some(host)) if hosts.len() == 1 && culprits.len() > 1 && culprits.len() < group.world_size => {
+            let all = group.on_host(host).iter().all(|r| culprits.contains(r));
+            if all { format!(", all ranks of host {host},") } else { String::new() }
+        }
+        _ => String::new(),
+    }
+}
+
+/// Where a rank was that stood still, by its own clock.
+fn meanwhile(waiter: Option<&Waiter<'_>>, call: u32, which: &str) -> String {
+    let Some(Waiter { current, .. }) = waiter else { return String::new() };
+    match current.call.call {
+        // When it entered it was not looked up before it failed.
+        _ if current.lasted_ns == 0 => String::new(),
+        here if here == call => {
+            format!(" {which} was in this call for {} by its own clock.", seconds(current.lasted_ns))
+        }
+        _ => format!(
+            " {which} was in {} for {} by its own clock.",
+            numbered(&current.call),
+            seconds(current.lasted_ns)
+        ),
+    }
 }
 
 /// What a rank did before the call.
@@ -154,6 +363,12 @@ fn before(dump: &Dump, call: u32, which: &str) -> String {
     let done = last.done_ns.unwrap_or_default();
     let at = moment(dump, done);
     match dump.call(call).filter(|_| call > 0) {
+        // It was short, and failed when it first waited.
+        Some(entered) if entered.entered_ns == 0 => format!(
+            "{which} had finished {}, at {at} by its own clock, and failed in call {call} {} later.",
+            numbered(last),
+            seconds(dump.written_ns.saturating_sub(done)),
+        ),
         Some(entered) => format!(
             "{which} had finished {}, at {at} by its own clock, and entered call {call} {} later.",
             numbered(last),
@@ -186,6 +401,12 @@ fn stuck(group: &Group<'_>, waiters: &BTreeMap<usize, Waiter<'_>>, call: u32) ->
         }
         false => format!(": {}. Nobody is missing, so look at the links between them.", waits.join(", ")),
     };
+    let later: Vec<usize> =
+        waiters.iter().filter(|(_, w)| w.current.call.call > call).map(|(&rank, _)| rank).collect();
+    if !later.is_empty() {
+        text +=
+            &format!(" {} {} in later calls.", sentence(&ranks(&later)), verb(later.len(), "waits", "wait"));
+    }
     let by_length = |(_, w): &&(&usize, &Waiter<'_>)| w.current.lasted_ns;
     if let (Some(first), Some(last)) = (here.iter().max_by_key(by_length), here.iter().min_by_key(by_length))
         && first.0 != last.0
