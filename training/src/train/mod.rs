@@ -13,6 +13,7 @@ mod agree;
 mod config;
 mod place;
 mod predict;
+mod room;
 mod row;
 mod step;
 #[cfg(test)]
