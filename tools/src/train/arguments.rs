@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use nd_training::train::{Config, KEYS, Key};
 
 use super::error::Error;
-use super::plot;
+use super::{files, plot};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -143,6 +143,7 @@ fn taken(matches: &ArgMatches) -> Result<Config, Error> {
         plot::format(path)?;
     }
     config.check()?;
+    files::apart(&config, file.map(Path::new))?;
     Ok(config)
 }
 

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `arguments` | the command line, from the table of settings |
 //! | `start` | ranks as processes, or this process as one rank of a launcher's |
+//! | `threads` | how many threads a rank computes with |
+//! | `files` | that nothing which is read is written over |
 //! | `run` | what one rank does |
 //! | `report` | what rank 0 prints: the mesh before, rows meanwhile, what was sent after |
 //! | `memory` | the C library's allocator, set for tensors |
@@ -11,11 +13,13 @@
 
 mod arguments;
 mod error;
+mod files;
 mod memory;
 mod plot;
 mod report;
 mod run;
 mod start;
+mod threads;
 
 use std::process::ExitCode;
 

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use nd_training::train::{Config, Row, Sent, Trainer};
 
 use super::error::Error;
-use super::plot;
+use super::{files, plot};
 use crate::table::Table;
 use crate::units::{bytes, gbps, micros};
 
@@ -31,10 +31,7 @@ impl Report {
     pub fn begin(config: &Config, trainer: &mut Trainer) -> Result<Report, Error> {
         let metrics = match &config.metrics {
             None => None,
-            Some(path) => {
-                let failed = |source| Error::File { path: path.clone(), option: "--metrics", source };
-                Some(BufWriter::new(File::create(path).map_err(failed)?))
-            }
+            Some(path) => Some(BufWriter::new(files::alone(path, "--metrics")?)),
         };
         let mesh = trainer.groups().mesh();
         let (ranks, parameters) = (mesh.world(), trainer.model().parameters());
@@ -49,7 +46,7 @@ impl Report {
         );
         if let Some(path) = &config.plot {
             // A file that cannot be written is told now, not after the last step.
-            plot::write(path, &title, &subtitle, &[])?;
+            plot::write(path, &title, &subtitle, &[]).map_err(|e| Error::Usage(e.to_string()))?;
         }
         let report = Report {
             config: config.clone(),
@@ -60,7 +57,15 @@ impl Report {
             rows: Vec::new(),
             began: Instant::now(),
         };
-        report.print(&format!("{}; {}\n{}", report.title, report.subtitle, table(trainer)))?;
+        let threads = trainer.threads();
+        report.print(&format!(
+            "{}; {}\nWeights: {}; {threads} thread{} a rank\n{}",
+            report.title,
+            report.subtitle,
+            trainer.origin(),
+            if threads == 1 { "" } else { "s" },
+            table(trainer)
+        ))?;
         report.print(&format!(
             "{:>6}  {:>8}  {:>9}  {:>9}  {:>9}\n",
             "step", "loss", "grad norm", "lr", "tokens/s"

@@ -6,11 +6,9 @@ use nd_training::Mesh;
 use nd_training::train::Config;
 
 use super::error::Error;
-use super::run;
+use super::{run, threads};
 use crate::launch::{Bind, Failure, Group, Output, Plan, given};
 
-/// How many threads a rank computes with, to candle and to the library under it.
-const THREADS: &str = "RAYON_NUM_THREADS";
 /// Ranks where neither --ranks nor the mesh says how many.
 const RANKS: usize = 2;
 /// The most that are tried for a mesh.
@@ -35,6 +33,7 @@ fn one(config: &Config, launch: &Launch, settings: &nd_comm::config::Config) -> 
                 "--ranks {n}: {launcher} started {size} ranks; leave --ranks out"
             )));
         }
+        threads::decide(config, launch);
         let comm = Communicator::from_launch(launch, settings)?;
         run::rank(&comm, config)
     };
@@ -57,9 +56,6 @@ fn processes(config: &Config) -> Result<(), Error> {
     plan.output = Output::Inherited;
     if ranks <= cores {
         plan.bind = Bind::Core;
-    }
-    if std::env::var_os(THREADS).is_none() {
-        plan.environment.push((THREADS.into(), (cores / ranks).max(1).to_string().into()));
     }
     let mut group = Group::spawn(&plan, 0).map_err(|e| Error::Machine(e.to_string()))?;
     match group.wait_all() {

@@ -17,5 +17,5 @@ mod solve;
 pub mod traffic;
 
 pub use mesh::{Axis, Mesh};
-pub use solve::{Placement, Row, place};
+pub use solve::{Placement, Row, place, place_inside};
 pub use traffic::Model;

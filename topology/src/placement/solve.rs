@@ -2,6 +2,8 @@
 //! 24) over the hosts in order and grouped by leaf and kind, and then exchanges of two ranks or two hosts, bounded in
 //! number. The default order is always among the candidates, so the result is never worse.
 
+use std::cmp::Ordering;
+
 use super::cost::{AxisCost, Narrowest, Pricer, total};
 use super::mesh::Mesh;
 use super::traffic::{self, Model, Traffic};
@@ -69,6 +71,20 @@ pub struct Placement {
 /// [`Error::Mesh`] when mesh and cluster have different numbers of ranks, and when the mesh does not divide the model
 /// (see [`Model::check`]).
 pub fn place(cluster: &Cluster, mesh: &Mesh, model: &Model) -> Result<Placement> {
+    search(cluster, mesh, model, &[])
+}
+
+/// As [`place`], but among the orders in which `tp` stays inside hosts, if there are any; among those in which `cp` does; and
+/// then `dp_shard`. tp waits for each of its calls and cp for some, while those of dp_shard hide behind computation: a time in
+/// which nothing is hidden is not what decides between them.
+///
+/// # Errors
+/// As [`place`].
+pub fn place_inside(cluster: &Cluster, mesh: &Mesh, model: &Model) -> Result<Placement> {
+    search(cluster, mesh, model, &["tp", "cp", "dp_shard"])
+}
+
+fn search(cluster: &Cluster, mesh: &Mesh, model: &Model, inside: &[&str]) -> Result<Placement> {
     if mesh.world() != cluster.ranks() {
         return Err(Error::Mesh(format!(
             "the mesh has {} ranks and the cluster {}; they must be equal",
@@ -79,8 +95,15 @@ pub fn place(cluster: &Cluster, mesh: &Mesh, model: &Model) -> Result<Placement>
     model.check(mesh)?;
     let traffic = traffic::of(mesh, model);
     let slots = cluster.slots();
-    let mut solver =
-        Solver { pricer: Pricer::new(cluster), mesh, traffic: &traffic, tried: 0, best: None, worst: None };
+    let mut solver = Solver {
+        pricer: Pricer::new(cluster),
+        mesh,
+        traffic: &traffic,
+        inside,
+        tried: 0,
+        best: None,
+        worst: None,
+    };
     let default = solver.try_order(&slots, "the default order");
     solver.nestings(cluster, &slots);
     if slots.len() <= EXHAUSTIVE {
@@ -95,6 +118,8 @@ struct Solver<'a> {
     pricer: Pricer<'a>,
     mesh: &'a Mesh,
     traffic: &'a [Traffic],
+    /// Axes that stay inside hosts where they can, the first above all.
+    inside: &'a [&'a str],
     tried: usize,
     best: Option<Candidate>,
     worst: Option<Vec<AxisCost>>,
@@ -111,7 +136,13 @@ impl Solver<'_> {
         let costs = self.pricer.price(self.mesh, self.traffic, order);
         self.tried += 1;
         let mine = total(&costs);
-        if self.best.as_ref().is_none_or(|b| mine < total(&b.costs) - 1e-9) {
+        let leaves = self.leaves(&costs);
+        let better = |best: &Candidate| match leaves.cmp(&self.leaves(&best.costs)) {
+            Ordering::Less => true,
+            Ordering::Equal => mine < total(&best.costs) - 1e-9,
+            Ordering::Greater => false,
+        };
+        if self.best.as_ref().is_none_or(better) {
             self.best =
                 Some(Candidate { order: order.to_vec(), costs: costs.clone(), name: name.to_owned() });
         }
@@ -119,6 +150,13 @@ impl Solver<'_> {
             self.worst = Some(costs.clone());
         }
         costs
+    }
+
+    /// For each axis that should stay inside hosts, whether it does not.
+    fn leaves(&self, costs: &[AxisCost]) -> Vec<bool> {
+        let cost =
+            |name: &&str| self.mesh.axes.iter().position(|axis| axis.name == **name).map(|i| &costs[i]);
+        self.inside.iter().filter_map(cost).map(|cost| cost.class == PathClass::Net).collect()
     }
 
     /// Every nesting of the axes, over the slots as they are, grouped by kind and leaf, and with the GPUs of each host
@@ -338,6 +376,19 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_for_its_calls_stays_inside_whatever_the_bytes() {
+        let c = cluster("cpu-2s", 2, 2, 1.0, NetworkKind::LeafSpine);
+        let mesh = Mesh::parse("tp=2,dp_shard=2", 4).unwrap();
+        // Little is computed with many weights.
+        let model = Model { sequence: 64, ..Model::default() };
+        let tp = |p: Placement| p.rows.into_iter().find(|r| r.axis == "tp").map(|r| r.link);
+        assert_eq!(tp(place(&c, &mesh, &model).unwrap()).unwrap(), "NET");
+        assert_ne!(tp(place_inside(&c, &mesh, &model).unwrap()).unwrap(), "NET");
+        let mesh = Mesh::parse("tp=4", 4).unwrap();
+        assert_eq!(tp(place_inside(&c, &mesh, &model).unwrap()).unwrap(), "NET");
+    }
+
+    #[test]
     fn a_thousand_hosts_are_bounded() {
         let c = cluster("dgx-h100", 1024, 32, 2.0, NetworkKind::Rails);
         let mesh = Mesh::parse("tp=8,cp=2,dp_shard=64,dp_replicate=8", 8192).unwrap();
@@ -396,7 +447,8 @@ mod tests {
         // A mesh whose outermost axis is the one that talks most belongs inside out.
         let order = |nesting: &[usize]| {
             let pricer = Pricer::new(&c);
-            let solver = Solver { pricer, mesh: &mesh, traffic: &[], tried: 0, best: None, worst: None };
+            let solver =
+                Solver { pricer, mesh: &mesh, traffic: &[], inside: &[], tried: 0, best: None, worst: None };
             solver.nest(nesting, &c.slots())
         };
         let axis = |name: &str| mesh.axes.iter().position(|a| a.name == name).unwrap();

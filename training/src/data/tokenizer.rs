@@ -57,7 +57,7 @@ impl Tokenizer {
     /// As [`Tokenizer::encode`], and [`Error::File`] for a file that cannot be read or has less than two tokens.
     pub fn encode_file(&self, path: &Path) -> Result<Vec<u32>> {
         let refused = |problem: String| Error::File { path: path.to_owned(), problem };
-        let text = std::fs::read(path).map_err(|e| refused(format!("cannot be read: {e}; check --data")))?;
+        let text = std::fs::read(path).map_err(|e| refused(format!("cannot be read: {e}")))?;
         let tokens = self.encode(&text).map_err(|e| match e {
             Error::Config(problem) => refused(problem),
             e => e,

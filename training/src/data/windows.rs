@@ -19,14 +19,15 @@ impl Windows {
 
     /// How many there are.
     pub fn count(&self) -> u64 {
-        let each = self.sequence + 1;
+        let each = self.sequence.saturating_add(1);
         (self.tokens / each + usize::from(self.tokens % each > 1)) as u64
     }
 
     /// The tokens of one.
     pub fn range(&self, window: u64) -> Range<usize> {
-        let start = window as usize * (self.sequence + 1);
-        start..(start + self.sequence + 1).min(self.tokens)
+        let each = self.sequence.saturating_add(1);
+        let start = window as usize * each;
+        start..start.saturating_add(each).min(self.tokens)
     }
 
     /// Labels of all of them.
@@ -47,5 +48,6 @@ mod tests {
         // One token has no successor.
         assert_eq!(Windows::new(9, 3).count(), 2);
         assert_eq!([0, 1, 2].map(|tokens| Windows::new(tokens, 3).count()), [0, 0, 1]);
+        assert_eq!(Windows::new(2, usize::MAX).count(), 1);
     }
 }

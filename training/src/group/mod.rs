@@ -1,5 +1,6 @@
 //! The ranks along an axis of the mesh, and what they send each other.
 
+mod first;
 mod kept;
 mod ledger;
 mod pending;
@@ -191,6 +192,7 @@ impl Group {
 /// The groups of one rank.
 #[derive(Clone)]
 pub struct Groups {
+    job: Communicator,
     mesh: Mesh,
     rank: usize,
     ledger: Ledger,
@@ -227,6 +229,7 @@ impl Groups {
         };
         use Axis::{Cp, DpReplicate, DpShard, Tp};
         Ok(Groups {
+            job: comm.clone(),
             mesh,
             rank,
             world: group("world", &Axis::ALL)?,
@@ -252,6 +255,13 @@ impl Groups {
     /// What all these groups have sent.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
+    }
+
+    /// An error that names the rank that failed first, by its number in the communicator that the groups were made of, where
+    /// `error` only says what a group noticed of it. All ranks call this that fail, and none uses the groups afterwards; the
+    /// others are waited for, 10 s at most.
+    pub fn first(&self, error: Error) -> Error {
+        first::first(&self.job, error)
     }
 
     /// All ranks, in the mesh's order.

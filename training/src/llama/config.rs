@@ -165,7 +165,7 @@ impl Config {
             format!(
                 "head_dim={}: rotary positions turn pairs of channels; it is even, such as hidden_size={} over {} heads",
                 self.head_dim,
-                2 * self.head_dim.div_ceil(2) * heads,
+                if self.head_dim == 1 { 2 * heads } else { (self.head_dim - 1) * heads },
                 heads
             )
         } else if !(self.rms_norm_eps >= 0.0 && self.rms_norm_eps.is_finite()) {

@@ -32,9 +32,9 @@ impl Split {
             ("vocab_size", config.vocab_size),
         ] {
             if !count.is_multiple_of(size) {
+                let choices = choices(config);
                 return Err(Error::Config(format!(
-                    "tp={size} does not divide {name}={count}: use tp={}",
-                    choices(size, |tp| count.is_multiple_of(tp))
+                    "tp={size} does not divide {name}={count}: use tp={choices}"
                 )));
             }
         }
@@ -45,8 +45,7 @@ impl Split {
         };
         if !fits(replicas) {
             let least = (1..=size).find(|&r| fits(r)).unwrap_or(size);
-            let tp =
-                choices(size, |tp| kv.is_multiple_of(tp) && config.num_attention_heads.is_multiple_of(tp));
+            let tp = choices(config);
             let problem = match replicas {
                 0 => "kv_replicas=0; each head is on at least one rank".to_owned(),
                 1 => format!(
@@ -122,9 +121,12 @@ pub(super) enum Asked {
     OneByOne(Vec<u32>),
 }
 
-/// The sizes up to `most` and the next one above that would do, for a message: `1, 3 or 9`.
-fn choices(most: usize, fits: impl Fn(usize) -> bool) -> String {
-    let sizes: Vec<String> = (1..=most).filter(|&tp| fits(tp)).map(|tp| tp.to_string()).collect();
+/// The sizes of tp that a model can be dealt out over without copies, for a message: `1, 3 or 9`.
+fn choices(config: &Config) -> String {
+    let counts =
+        [config.num_key_value_heads, config.num_attention_heads, config.intermediate_size, config.vocab_size];
+    let fits = |tp: &usize| counts.iter().all(|count| count.is_multiple_of(*tp));
+    let sizes: Vec<String> = (1..=counts[0]).filter(fits).map(|tp| tp.to_string()).collect();
     match sizes.split_last() {
         Some((last, [])) => last.clone(),
         Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
@@ -169,7 +171,11 @@ mod tests {
         let odd = Config { vocab_size: 257, ..config(8, 4) };
         assert_eq!(problem(&odd, 2, 1), "tp=2 does not divide vocab_size=257: use tp=1");
         let odd = Config { intermediate_size: 99, ..config(8, 8) };
-        assert_eq!(problem(&odd, 4, 1), "tp=4 does not divide intermediate_size=99: use tp=1 or 3");
+        assert_eq!(problem(&odd, 4, 1), "tp=4 does not divide intermediate_size=99: use tp=1");
+        // All that fit, and none that another rule refuses.
+        let fits = "tp=3 does not divide num_attention_heads=8: use tp=1, 2, 4 or 8";
+        assert_eq!(problem(&config(8, 8), 3, 1), fits);
+        assert_eq!(problem(&config(6, 2), 4, 1), "tp=4 does not divide num_attention_heads=6: use tp=1 or 2");
     }
 
     #[test]

@@ -18,41 +18,40 @@ pub fn all_well<T>(comm: &Communicator, own: Result<T>) -> Result<T> {
         return own;
     }
     let root = first[0] as usize;
-    let mut message = [b' '; MESSAGE];
-    if let (true, Err(error)) = (comm.rank() == root, &own) {
-        let text = error.to_string();
-        let len = text.floor_char_boundary(MESSAGE);
-        message[..len].copy_from_slice(&text.as_bytes()[..len]);
-    }
-    comm.broadcast(&mut message, root)?;
+    let text = from(comm, &own.as_ref().err().map_or(String::new(), Error::to_string), root)?;
     match own {
         Err(error) if comm.rank() == root => Err(error),
-        _ => {
-            let text = String::from_utf8_lossy(&message).trim_end().to_owned();
-            Err(Error::Config(if root == 0 { text } else { format!("rank {root}: {text}") }))
-        }
+        _ => Err(Error::Config(if root == 0 { text } else { format!("rank {root}: {text}") })),
     }
 }
 
-/// Compares what each rank has, by name and a number; all ranks call this with the same names.
+/// Compares what each rank has, by name and value; all ranks call this with the same names.
 ///
 /// # Errors
-/// [`Error::Config`], the same on all ranks, naming the first thing and the first rank that differs from rank 0.
-pub fn same(comm: &Communicator, things: &[(&str, u64)]) -> Result<()> {
-    let own: Vec<u64> = things.iter().map(|(_, hash)| *hash).collect();
+/// [`Error::Config`], the same on all ranks, naming the first thing, the first rank that differs from rank 0, and both values.
+pub fn same(comm: &Communicator, things: &[(&str, String)]) -> Result<()> {
+    let own: Vec<u64> = things.iter().map(|(_, value)| hash(value.bytes())).collect();
     let mut all = vec![0; own.len() * comm.world_size()];
     comm.all_gather(&own, &mut all)?;
     let (first, others) = all.split_at(own.len());
-    for (i, (name, _)) in things.iter().enumerate() {
-        let differs = others.chunks(own.len()).position(|rank| rank[i] != first[i]);
-        if let Some(rank) = differs {
-            return Err(Error::Config(format!(
-                "rank {} has another {name} than rank 0; start all ranks with the same settings and files",
-                rank + 1
-            )));
-        }
+    for (i, (name, value)) in things.iter().enumerate() {
+        let Some(other) = others.chunks(own.len()).position(|rank| rank[i] != first[i]) else { continue };
+        let other = other + 1;
+        let (theirs, ours) = (from(comm, value, other)?, from(comm, value, 0)?);
+        return Err(Error::Config(format!(
+            "rank {other} has {name} {theirs}, and rank 0 has {ours}; start all ranks with the same settings and files"
+        )));
     }
     Ok(())
+}
+
+/// A rank's text, at most as long as a message.
+fn from(comm: &Communicator, text: &str, root: usize) -> Result<String> {
+    let mut message = [b' '; MESSAGE];
+    let len = text.floor_char_boundary(MESSAGE);
+    message[..len].copy_from_slice(&text.as_bytes()[..len]);
+    comm.broadcast(&mut message, root)?;
+    Ok(String::from_utf8_lossy(&message).trim_end().to_owned())
 }
 
 /// A number that differs where the bytes do (FNV-1a; Fowler, Noll and Vo).
@@ -72,11 +71,11 @@ mod tests {
     fn the_one_that_differs_is_named_everywhere() {
         let texts = ["a", "a", "b"];
         let said = each(&Communicator::local(3).unwrap(), |comm| {
-            let text = hash(texts[comm.rank()].bytes());
-            same(comm, &[("seed", 1), ("text", text)]).map_err(|e| e.to_string())
+            let things = [("seed", "1".to_owned()), ("a text", texts[comm.rank()].to_owned())];
+            same(comm, &things).map_err(|e| e.to_string())
         });
         for error in said {
-            assert!(error.unwrap_err().starts_with("rank 2 has another text than rank 0"));
+            assert!(error.unwrap_err().starts_with("rank 2 has a text b, and rank 0 has a;"));
         }
     }
 

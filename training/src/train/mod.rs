@@ -14,6 +14,7 @@ mod agree;
 mod config;
 mod place;
 mod predict;
+mod room;
 mod row;
 mod sent;
 mod step;

@@ -1,4 +1,4 @@
-//! Which rank sits where in the mesh: the heaviest traffic on the fastest links.
+//! Which rank sits where in the mesh: tp inside hosts, then cp, then dp_shard, and the heaviest traffic on the fastest links.
 
 use nd_comm::cost::calibration::{Between, Calibration, LinkCost};
 use nd_comm::cost::hosts::Machines;
@@ -35,7 +35,7 @@ pub fn place(comm: &Communicator, mesh: &Mesh, model: &placement::Model) -> Resu
         let machines = comm.machines();
         let wrong = |e: nd_topology::Error| Error::Mesh(e.to_string());
         let cluster = cluster(&machines).map_err(wrong)?;
-        let placement = placement::place(&cluster, &parsed, model).map_err(wrong)?;
+        let placement = placement::place_inside(&cluster, &parsed, model).map_err(wrong)?;
         for (place, slot) in placement.order.iter().enumerate() {
             places[machines.layout.hosts()[slot.host][slot.local] as usize] = place as u64;
         }
@@ -131,12 +131,12 @@ mod tests {
     }
 
     /// Hosts of the ranks, as a launcher dealt them out, and the axis that must stay inside.
-    fn groups_inside(hosts: &[usize], mesh: &str) -> Vec<Vec<usize>> {
+    fn groups_inside(hosts: &[usize], mesh: &str, model: &placement::Model) -> Vec<Vec<usize>> {
         let n = hosts.len();
         let mesh = Mesh::parse(mesh, n).unwrap();
         let world = world(&Kind::Hosts(hosts.to_vec()), n, &Chooser::default());
         each(&world, |comm| {
-            let placed = place(comm, &mesh, &small()).unwrap();
+            let placed = place(comm, &mesh, model).unwrap();
             assert_eq!(placed.placement.is_some(), comm.rank() == 0);
             let groups = Groups::new(comm, mesh, &placed.order).unwrap();
             let mut members = vec![0u64; groups.tp().size()];
@@ -147,8 +147,10 @@ mod tests {
 
     #[test]
     fn tensor_parallelism_stays_inside_hosts_however_ranks_were_dealt() {
-        for hosts in [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0]] {
-            for group in groups_inside(&hosts, "dp_shard=2,tp=2") {
+        let wide = placement::Model { hidden: 512, ffn: 2048, ..small() };
+        let all = [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0]].into_iter();
+        for (hosts, model) in all.flat_map(|hosts| [(hosts, small()), (hosts, wide.clone())]) {
+            for group in groups_inside(&hosts, "dp_shard=2,tp=2", &model) {
                 assert_eq!(hosts[group[0]], hosts[group[1]], "{hosts:?}: {group:?}");
             }
         }
@@ -156,7 +158,7 @@ mod tests {
 
     #[test]
     fn where_all_links_are_alike_the_order_is_the_launchers() {
-        for group in groups_inside(&[0, 0, 0, 0], "dp_shard=2,tp=2") {
+        for group in groups_inside(&[0, 0, 0, 0], "dp_shard=2,tp=2", &small()) {
             assert!([[0, 1], [2, 3]].contains(&[group[0], group[1]]), "{group:?}");
         }
     }

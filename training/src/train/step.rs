@@ -71,6 +71,11 @@ impl<M: Model> Loop<M> {
     /// [`Error::NotFinite`] on all ranks when a loss is infinite or NaN, naming the first rank that saw it, or when a gradient is,
     /// unless a smaller loss scale may help. Of tensors and communication.
     pub fn step(&mut self, micro_batches: &[M::Batch], tokens: u64, lr: f64) -> Result<Outcome> {
+        let outcome = self.learn(micro_batches, tokens, lr);
+        outcome.map_err(|error| self.groups.first(error))
+    }
+
+    fn learn(&mut self, micro_batches: &[M::Batch], tokens: u64, lr: f64) -> Result<Outcome> {
         self.step += 1;
         let tokens = self.total(tokens)?;
         // Where nothing counts, all gradients are zero.
@@ -126,6 +131,10 @@ impl<M: Model> Loop<M> {
         micro_batches: impl Iterator<Item = Result<M::Batch>>,
         tokens: u64,
     ) -> Result<f64> {
+        self.measure(micro_batches, tokens).map_err(|error| self.groups.first(error))
+    }
+
+    fn measure(&mut self, micro_batches: impl Iterator<Item = Result<M::Batch>>, tokens: u64) -> Result<f64> {
         let mut loss = 0.0;
         for batch in micro_batches {
             loss += self.sharded.evaluate(&batch?)?;

@@ -197,7 +197,7 @@ fn ranks_with_other_settings_are_named() {
         Trainer::new(comm, &small(&[("mesh", "dp_shard=3"), ("batch", "9"), ("seed", seed)])).err()
     });
     for error in results {
-        assert!(error.unwrap().to_string().starts_with("rank 2 has another configuration than rank 0"));
+        assert!(error.unwrap().to_string().starts_with("rank 2 has seed 6, and rank 0 has 5;"));
     }
 }
 

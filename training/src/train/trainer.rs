@@ -8,7 +8,7 @@ use nd_comm::prelude::Communicator;
 use nd_topology::placement;
 
 use super::agree::{all_well, hash, same};
-use super::{Config, Loop, Placed, Predicted, Row, Sent, place, predict};
+use super::{Config, KEYS, Loop, Placed, Predicted, Row, Sent, place, predict, room};
 use crate::context_parallel::{padding, positions};
 use crate::data::{Deal, MicroBatch, Order, Windows, text};
 use crate::error::{Error, Result};
@@ -34,6 +34,8 @@ pub struct Trainer {
     step: u64,
     /// What was sent up to here.
     sent: Vec<Sent>,
+    /// Where the weights came from.
+    origin: String,
 }
 
 /// Tokens, and who gets which.
@@ -46,6 +48,9 @@ struct Text {
 /// Bytes of the text that is made where none is given, and of the one to measure on.
 const MADE: usize = 200_000;
 const MADE_FOR_EVAL: usize = 20_000;
+/// The flags for texts.
+const DATA: &str = "--data";
+const EVAL_DATA: &str = "--eval-data";
 
 impl Trainer {
     /// Reads what is to be read, places the ranks, and makes or loads this rank's shards. All ranks call this.
@@ -53,25 +58,15 @@ impl Trainer {
     /// # Errors
     /// The same on all ranks: [`Error::Config`], [`Error::File`] or [`Error::Mesh`] with what does not fit and what to do.
     pub fn new(comm: &Communicator, config: &Config) -> Result<Trainer> {
-        let read = all_well(comm, Read::new(comm.world_size(), config))?;
-        let tokens = |text: &Text| hash(text.tokens.iter().flat_map(|token| token.to_le_bytes()));
-        let settings = Config { metrics: None, plot: None, ..config.clone() }.to_toml();
-        same(
-            comm,
-            &[
-                ("configuration", hash(settings.bytes())),
-                ("model", hash(read.model.to_json().bytes())),
-                ("text", tokens(&read.text)),
-                ("text to evaluate on", read.eval.as_ref().map_or(0, tokens)),
-            ],
-        )?;
+        let read = all_well(comm, Read::new(comm, config))?;
+        same(comm, &read.compared(config))?;
         let Read { mesh, model, text, eval, sequence } = read;
         let shape = shape(&model, config, &mesh, sequence)?;
         let placed = place(comm, &mesh, &shape)?;
         let groups = Groups::new(comm, mesh, &placed.order)?;
         let balance = config.cp_balance;
         let positions = positions(groups.cp().rank(), groups.cp().size(), sequence, balance)?;
-        let mut training = all_well(comm, begin(config, &model, &groups))?;
+        let (mut training, origin) = all_well(comm, begin(config, &model, &groups))?;
         let elements = |unit: &Unit| unit.parameters.iter().map(Parameter::len).sum::<usize>() as f64;
         let units: Vec<(f64, bool)> =
             training.sharded().units().map(|unit| (elements(unit), unit.keep)).collect();
@@ -105,6 +100,7 @@ impl Trainer {
             schedule,
             step: 0,
             sent: Vec::new(),
+            origin,
         })
     }
 
@@ -192,6 +188,16 @@ impl Trainer {
         &self.model
     }
 
+    /// Threads that this rank computes with.
+    pub fn threads(&self) -> usize {
+        candle_core::utils::get_num_threads()
+    }
+
+    /// Where the weights came from, for people: which files with how many tensors, or a seed.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
     /// Sequences of a step.
     pub fn batch(&self) -> u64 {
         self.text.deal.batch()
@@ -230,7 +236,7 @@ impl Trainer {
     }
 }
 
-/// What needs no other rank.
+/// What a rank finds out by itself.
 struct Read {
     mesh: Mesh,
     model: llama::Config,
@@ -241,9 +247,9 @@ struct Read {
 }
 
 impl Read {
-    fn new(world: usize, config: &Config) -> Result<Read> {
+    fn new(comm: &Communicator, config: &Config) -> Result<Read> {
         config.check()?;
-        let mesh = Mesh::parse(&config.mesh, world)?;
+        let mesh = Mesh::parse(&config.mesh, comm.world_size())?;
         let (micro_batch, accumulation) = config.batching(&mesh)?;
         let model = match &config.init {
             Some(folder) => llama::Config::open(folder)?,
@@ -259,9 +265,10 @@ impl Read {
             },
         };
         Llama::check(&model, &options(config), &mesh)?;
-        let text = |path: Option<&Path>, made: String, order: Order| {
+        room::check(&model, config, &mesh, comm.host_ranks().len())?;
+        let text = |path: Option<&Path>, flag: &str, made: String, order: Order| {
             let tokens = match path {
-                Some(path) => config.tokenizer.encode_file(path)?,
+                Some(path) => config.tokenizer.encode_file(path).map_err(|e| with_flag(e, path, flag))?,
                 None => config.tokenizer.encode(made.as_bytes())?,
             };
             if let Some((at, token)) =
@@ -288,13 +295,13 @@ impl Read {
         let eval = match &config.eval_data {
             None => None,
             Some(path) if path == Path::new("made") => {
-                Some(text(None, text::generate(2, MADE_FOR_EVAL), Order::Sequential)?)
+                Some(text(None, EVAL_DATA, text::generate(2, MADE_FOR_EVAL), Order::Sequential)?)
             }
-            Some(path) => Some(text(Some(path), String::new(), Order::Sequential)?),
+            Some(path) => Some(text(Some(path), EVAL_DATA, String::new(), Order::Sequential)?),
         };
         let text = match &config.data {
-            None => text(None, text::generate(1, MADE), config.order)?,
-            Some(path) => text(Some(path), String::new(), config.order)?,
+            None => text(None, DATA, text::generate(1, MADE), config.order)?,
+            Some(path) => text(Some(path), DATA, String::new(), config.order)?,
         };
         let (sequences, batch) = (text.deal.windows, text.deal.batch());
         if text.tokens.len() <= config.seq_len || batch > sequences {
@@ -302,27 +309,54 @@ impl Read {
                 "the text has {} tokens, {sequences} sequences of seq-len + 1 = {}, and a step takes {batch} (micro-batch × \
                  accumulation × {} data-parallel ranks); lower --seq-len or --batch, or give a longer text",
                 text.tokens.len(),
-                config.seq_len + 1,
+                config.seq_len.saturating_add(1),
                 mesh.data_parallel_size()
             )));
         }
         let sequence = config.seq_len + padding(config.seq_len, &mesh);
         Ok(Read { mesh, model, text, eval, sequence })
     }
+
+    /// What all ranks must have alike: settings by value, and what is in files by content, whatever paths lead there.
+    fn compared(&self, config: &Config) -> Vec<(&'static str, String)> {
+        const OWN: [&str; 8] =
+            ["init", "data", "eval-data", "tokenizer", "metrics", "plot", "ranks", "threads"];
+        let text = |text: &Text| {
+            let hash = hash(text.tokens.iter().flat_map(|token| token.to_le_bytes()));
+            format!("of {} tokens, hash {hash:016x}", text.tokens.len())
+        };
+        let settings = KEYS.iter().filter(|key| !OWN.contains(&key.name));
+        let mut all: Vec<_> = settings.map(|key| (key.name, (key.get)(config))).collect();
+        all.push(("a text", text(&self.text)));
+        all.push(("a text to evaluate on", self.eval.as_ref().map_or("that is none".into(), text)));
+        all.push(("a model", self.model.to_json().split_whitespace().collect::<Vec<_>>().join(" ")));
+        all
+    }
 }
 
-/// The model and this rank's shards of it.
-fn begin(config: &Config, model: &llama::Config, groups: &Groups) -> Result<Loop<Llama>> {
+/// An error about a text, with the flag that named it.
+fn with_flag(error: Error, text: &Path, flag: &str) -> Error {
+    match error {
+        Error::File { path, problem } if path == text => {
+            Error::File { path, problem: format!("{problem}; check {flag}") }
+        }
+        error => error,
+    }
+}
+
+/// The model and this rank's shards of it, and where its weights came from.
+fn begin(config: &Config, model: &llama::Config, groups: &Groups) -> Result<(Loop<Llama>, String)> {
     let weights = match &config.init {
-        Some(folder) if has_weights(folder) => Weights::open(folder)?,
+        Some(folder) if Weights::are_in(folder)? => Weights::open(folder)?,
         _ => Weights::random(config.seed),
     };
+    let origin = weights.describe();
     let llama = Llama::new(model.clone(), options(config), groups)?;
     let fill = |parameter: &Parameter, range: std::ops::Range<usize>, out: &mut [f32]| {
         weights.fill(parameter, range, out)
     };
     let sharded = Sharded::new(llama, groups, config.policy(), &fill)?;
-    Ok(Loop::new(sharded, groups, config.adamw, config.clip, config.dtype == DType::F16))
+    Ok((Loop::new(sharded, groups, config.adamw, config.clip, config.dtype == DType::F16), origin))
 }
 
 fn options(config: &Config) -> llama::Options {
@@ -335,10 +369,6 @@ fn options(config: &Config) -> llama::Options {
         balance: config.cp_balance,
         freeze: config.freeze.clone(),
     }
-}
-
-fn has_weights(folder: &Path) -> bool {
-    ["model.safetensors", "model.safetensors.index.json"].iter().any(|name| folder.join(name).exists())
 }
 
 /// The model as placement sees it.

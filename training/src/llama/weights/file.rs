@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 
+use super::layout::Layout;
 use crate::error::{Error, Result};
 use crate::llama::Config;
 use crate::llama::config::HEAD;
@@ -47,16 +48,15 @@ impl Checkpoint {
         let config = Config::open(dir)?;
         let mut checkpoint =
             Checkpoint { config, dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
-        let (single, index) = (dir.join("model.safetensors"), dir.join("model.safetensors.index.json"));
-        if index.exists() {
-            checkpoint.read_index(&index)?;
-        } else if single.exists() {
-            checkpoint.read_header(&single)?;
-        } else {
-            return Err(file_error(
-                dir,
-                "neither model.safetensors nor model.safetensors.index.json is here",
-            ));
+        match Layout::find(dir)? {
+            Layout::Index(index) => checkpoint.read_index(&index)?,
+            Layout::Files(files) => files.iter().try_for_each(|file| checkpoint.read_header(file))?,
+            Layout::None => {
+                return Err(file_error(
+                    dir,
+                    "neither model.safetensors nor model.safetensors.index.json is here",
+                ));
+            }
         }
         checkpoint.check()?;
         Ok(checkpoint)
@@ -64,6 +64,11 @@ impl Checkpoint {
 
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How many tensors there are, in which files.
+    pub fn contents(&self) -> (usize, impl Iterator<Item = &Path>) {
+        (self.tensors.len(), self.files.iter().map(|(path, _)| path.as_path()))
     }
 
     fn read_index(&mut self, path: &Path) -> Result<()> {
@@ -207,7 +212,7 @@ fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], one: impl Fn([u8; N]) -
     }
 }
 
-fn file_error(path: &Path, problem: impl ToString) -> Error {
+pub(super) fn file_error(path: &Path, problem: impl ToString) -> Error {
     Error::File { path: path.to_owned(), problem: problem.to_string() }
 }
 

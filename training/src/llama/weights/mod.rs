@@ -1,6 +1,7 @@
 //! Where a model's numbers come from before training, and how they are written.
 
 mod file;
+mod layout;
 pub(super) mod runs;
 mod save;
 
@@ -10,6 +11,7 @@ use std::path::Path;
 pub use save::save;
 
 use self::file::Checkpoint;
+use self::layout::Layout;
 use self::runs::runs;
 use super::Config;
 use crate::error::{Error, Result};
@@ -33,7 +35,7 @@ impl Weights {
     }
 
     /// From `config.json` and `model.safetensors` in a directory, or the files that `model.safetensors.index.json`
-    /// names; f32, bf16 or f16.
+    /// names, or all of `model-00001-of-00003.safetensors` and so on; f32, bf16 or f16.
     ///
     /// Files are read at the places that are asked for rather than mapped: a file that is cut short meanwhile is an
     /// error and not a signal.
@@ -43,6 +45,31 @@ impl Weights {
     /// too many, or have the wrong shape or type.
     pub fn open(dir: &Path) -> Result<Weights> {
         Ok(Weights { source: Source::Checkpoint(Checkpoint::open(dir)?) })
+    }
+
+    /// Whether a directory has weights, in one of the layouts that [`Weights::open`] reads.
+    ///
+    /// # Errors
+    /// [`Error::File`] naming what is missing of several files, or a `.safetensors` file that belongs to no layout.
+    pub fn are_in(dir: &Path) -> Result<bool> {
+        Ok(!matches!(Layout::find(dir)?, Layout::None))
+    }
+
+    /// Where they come from, for people: "201 tensors of model.safetensors", or the seed.
+    pub fn describe(&self) -> String {
+        match &self.source {
+            Source::Random(seed) => format!("random, of seed {seed}"),
+            Source::Checkpoint(checkpoint) => {
+                let (tensors, files) = checkpoint.contents();
+                let files: Vec<String> = files.map(|file| file.display().to_string()).collect();
+                match &files[..] {
+                    [first, .., last] => {
+                        format!("{tensors} tensors of {} files, {first} to {last}", files.len())
+                    }
+                    _ => format!("{tensors} tensors of {}", files.concat()),
+                }
+            }
+        }
     }
 
     /// The model that they belong to, where a directory says it.

@@ -88,6 +88,7 @@ keys! {
         "ranks" "N" ranks: some, "Ranks to start on this host; under a launcher none are started";
     }
     "Memory and speed" {
+        "threads" "N" threads: some, "Threads that each rank computes with; by default its part of the host's cores";
         "dtype" "f32|bf16|f16" dtype: dtype, "Compute in this; masters and optimizer are f32; f16 has a dynamic loss scale";
         "reduce-dtype" "f32|bf16|f16" reduce_dtype: dtype, "Add gradients up over ranks in this";
         "checkpoint-activations" "BOOL" checkpoint_activations: flag,

@@ -99,6 +99,8 @@ pub struct Config {
     pub kv_replicas: usize,
     /// Ranks to start on this host.
     pub ranks: Option<usize>,
+    /// Threads that each rank computes with.
+    pub threads: Option<usize>,
     /// Decides weights, order and dropout.
     pub seed: u64,
     /// Where rows of numbers go, one a step.
@@ -149,6 +151,7 @@ impl Default for Config {
             cp_balance: Balance::default(),
             kv_replicas: 1,
             ranks: None,
+            threads: None,
             seed: 0,
             metrics: None,
             plot: None,
@@ -158,6 +161,8 @@ impl Default for Config {
 
 /// Sequences of a micro-batch where nothing is said.
 const MICRO_BATCH: usize = 4;
+/// Sequences of a step, which are counted in 32 bits.
+const MOST: usize = u32::MAX as usize;
 
 impl Config {
     /// Sequences of a micro-batch, and micro-batches of a step, on `mesh`: of `micro-batch`, `accumulation` and `batch` any two
@@ -167,6 +172,17 @@ impl Config {
     /// [`Error::Config`] with the numbers when three do not agree, or two give no third.
     pub fn batching(&self, mesh: &Mesh) -> Result<(usize, usize)> {
         let ranks = mesh.data_parallel_size();
+        let (some_micro, some_accumulation) = (self.micro_batch.unwrap_or(1), self.accumulation.unwrap_or(1));
+        if some_micro
+            .checked_mul(some_accumulation)
+            .and_then(|n| n.checked_mul(ranks))
+            .is_none_or(|n| n > MOST)
+        {
+            return Err(Error::Config(format!(
+                "micro-batch {some_micro} × accumulation {some_accumulation} × {ranks} data-parallel ranks are more than \
+                 {MOST} sequences; lower one of them"
+            )));
+        }
         let Some(batch) = self.batch else {
             return Ok((self.micro_batch.unwrap_or(MICRO_BATCH), self.accumulation.unwrap_or(1)));
         };
@@ -220,6 +236,25 @@ impl Config {
                 "warmup={warmup} is more than steps={steps}; lower --warmup or raise --steps"
             ));
         }
+        let default = Config::default();
+        let shape = ["hidden", "layers", "heads", "kv-heads", "ffn"].map(|name| {
+            KEYS.iter().find(|key| key.name == name).filter(|key| (key.get)(self) != (key.get)(&default))
+        });
+        if let (Some(folder), Some(key)) = (&self.init, shape.into_iter().flatten().next()) {
+            return wrong(format!(
+                "{}={} has no effect with --init: {} says what the model is like; leave --{} out",
+                key.name,
+                (key.get)(self),
+                folder.join("config.json").display(),
+                key.name
+            ));
+        }
+        if self.eval_every > 0 && self.eval_data.is_none() {
+            return wrong(format!(
+                "eval-every={}: there is no text to evaluate on; give one with --eval-data",
+                self.eval_every
+            ));
+        }
         if self.zero < 3 && self.reshard != Reshard::Always {
             return wrong(format!(
                 "reshard={} is about zero=3, and zero={} keeps whole weights; leave --reshard out",
@@ -252,6 +287,9 @@ mod tests {
         assert_eq!(batching(&[("accumulation", "2"), ("batch", "24")], "dp_shard=4", 4).unwrap(), (3, 2));
         let error = batching(&[("micro-batch", "5"), ("batch", "24")], "dp_shard=2", 2).unwrap_err();
         assert!(error.to_string().contains("5 × 2 data-parallel ranks = 10"), "{error}");
+        let many = [("micro-batch", "4"), ("accumulation", "4611686018427387904")];
+        let error = batching(&many, "dp_shard=2", 2).unwrap_err().to_string();
+        assert!(error.contains("4 × accumulation 4611686018427387904 × 2"), "{error}");
         let three = [("micro-batch", "2"), ("accumulation", "2"), ("batch", "24")];
         let error = batching(&three, "dp_shard=2", 2).unwrap_err().to_string();
         assert!(error.contains("= 8, not batch=24"), "{error}");
@@ -263,6 +301,11 @@ mod tests {
         assert!(config.check().unwrap_err().to_string().contains("warmup=200 is more than steps=100"));
         config.warmup = 100;
         config.check().unwrap();
+        let shaped = Config { init: Some("model".into()), hidden: 64, ..Config::default() };
+        let error = shaped.check().unwrap_err().to_string();
+        assert!(error.contains("hidden=64") && error.contains("model/config.json"), "{error}");
+        let never = Config { eval_every: 5, ..Config::default() };
+        assert!(never.check().unwrap_err().to_string().contains("--eval-data"));
         config.set("zero", "1").unwrap();
         config.set("reshard", "never").unwrap();
         assert!(config.check().unwrap_err().to_string().contains("reshard=never"));

@@ -1,5 +1,6 @@
 //! Settings from a file, and one by one.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use nd_comm::config::nearest;
@@ -50,7 +51,7 @@ impl Config {
             self.add_axis(&format!("{axis}={}", value.trim()));
             return Ok(());
         }
-        let dashed = OTHERS.iter().find(|(other, _)| *other == dashed).map_or(&dashed[..], |(_, ours)| ours);
+        let dashed = ours(&dashed);
         let Some(key) = find(dashed) else {
             let hint = nearest(dashed, KEYS.iter().map(|key| key.name));
             let hint = hint.map_or("nd-train --help lists all".to_owned(), |n| format!("did you mean {n}?"));
@@ -93,6 +94,14 @@ impl Config {
             let line = line.map_or(String::new(), |line| format!("line {line}: "));
             Error::Config(format!("{line}not TOML: {}; write lines such as steps = 100", e.message()))
         })?;
+        let mut seen = BTreeMap::new();
+        for key in table.keys() {
+            if let Some(other) = seen.insert(ours(&key.replace('_', "-")).to_owned(), key) {
+                return Err(Error::Config(format!(
+                    "{other} and {key} are the same setting; leave one of them out"
+                )));
+            }
+        }
         for (key, value) in &table {
             let plain = |value: &toml::Value| match value {
                 toml::Value::String(text) => Some(text.clone()),
@@ -132,6 +141,11 @@ impl Config {
         };
         KEYS.iter().map(line).collect()
     }
+}
+
+/// The name that a key has here.
+fn ours(dashed: &str) -> &str {
+    OTHERS.iter().find(|(other, _)| *other == dashed).map_or(dashed, |(_, ours)| ours)
 }
 
 fn find(name: &str) -> Option<&'static Key> {
@@ -203,11 +217,16 @@ mod tests {
         assert!(said("dtype", "fp8").contains("f32, bf16, f16"));
         assert!(said("lr", "-1").contains("from 0 on"));
         assert!(said("betas", "0.9").contains("0.9,0.95"));
+        assert!(said("betas", "0.9,0.95,1e-8").contains("3 numbers, not two"));
         assert!(said("betas", "0.9,1").contains("below 1"));
         assert!(said("zero", "4").contains("3 (FSDP)"));
         assert!(said("bucket-bytes", "5X").contains("25M"));
         let toml = |text: &str| Config::default().read_toml(text).unwrap_err().to_string();
         assert!(toml("steps = 3\nlr = = 2").starts_with("line 2: not TOML"));
+        assert_eq!(
+            toml("learning_rate = 1\nlr = 2"),
+            "learning_rate and lr are the same setting; leave one of them out"
+        );
         assert!(toml("data = { a = 1 }").contains("no plain value"));
         let missing = Config::default().read_file(Path::new("none.toml")).unwrap_err().to_string();
         assert!(

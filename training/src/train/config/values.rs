@@ -155,8 +155,10 @@ pub fn part(text: &str) -> Parsed<f64> {
 
 /// Two parts.
 pub fn betas(text: &str) -> Parsed<(f64, f64)> {
-    let both = text.split_once(',').ok_or("is not two numbers; write such as 0.9,0.95")?;
-    Ok((part(both.0.trim())?, part(both.1.trim())?))
+    match text.split(',').collect::<Vec<_>>()[..] {
+        [first, second] => Ok((part(first.trim())?, part(second.trim())?)),
+        ref numbers => Err(format!("is {} numbers, not two; write such as 0.9,0.95", numbers.len())),
+    }
 }
 
 /// `true` or `false`.

@@ -1,0 +1,145 @@
+//! That nothing which is read is written over.
+
+use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nd_training::data::Tokenizer;
+use nd_training::train::Config;
+
+use super::error::Error;
+
+/// Refuses files to write that are among those to read, by whatever names, and two that are one.
+pub fn apart(config: &Config, settings: Option<&Path>) -> Result<(), Error> {
+    let outputs = [("--metrics", &config.metrics), ("--plot", &config.plot)];
+    let mut taken = read(config, settings);
+    for (flag, path) in outputs {
+        let Some(path) = path else { continue };
+        let same = |(_, other): &&(String, PathBuf)| are_one(path, other);
+        if let Some((what, other)) = taken.iter().find(same) {
+            return Err(Error::Usage(format!(
+                "{flag} {} would write over {}, which is {what}; name another file",
+                path.display(),
+                other.display()
+            )));
+        }
+        taken.push((format!("what {flag} writes"), path.clone()));
+    }
+    Ok(())
+}
+
+/// A file for this run alone, emptied once it is: two runs that wrote one at the same time would mix their rows.
+pub fn alone(path: &Path, flag: &str) -> Result<File, Error> {
+    let failed = |e| Error::Usage(format!("cannot write {}: {e}; check {flag}", path.display()));
+    let file = File::options().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            return Err(Error::Usage(format!(
+                "another nd-train is writing {}; wait for it, or name another file with {flag}",
+                path.display()
+            )));
+        }
+        // A file system without locks.
+        Err(TryLockError::Error(_)) | Ok(()) => {}
+    }
+    // A pipe or a device has no length.
+    if file.metadata().is_ok_and(|data| data.is_file()) {
+        file.set_len(0).map_err(failed)?;
+    }
+    Ok(file)
+}
+
+/// Every file that is read, with what it is.
+fn read(config: &Config, settings: Option<&Path>) -> Vec<(String, PathBuf)> {
+    let mut all = Vec::new();
+    let mut add = |what: &str, path: Option<&Path>| {
+        all.extend(path.map(|path| (what.to_owned(), path.to_owned())));
+    };
+    add("the text to train on (--data)", config.data.as_deref());
+    add("the text to evaluate on (--eval-data)", config.eval_data.as_deref());
+    add("the file of settings (--config)", settings);
+    if let Tokenizer::File(path) = &config.tokenizer {
+        add("the tokenizer (--tokenizer)", Some(path));
+    }
+    let folder = config.init.iter().filter_map(|folder| fs::read_dir(folder).ok());
+    for entry in folder.flatten().flatten() {
+        add("a file of the model (--init)", Some(&entry.path()));
+    }
+    all
+}
+
+/// Whether two paths lead to one file, which may not exist yet.
+fn are_one(a: &Path, b: &Path) -> bool {
+    let inode = |path: &Path| fs::metadata(path).ok().filter(|data| data.is_file());
+    match (inode(a), inode(b)) {
+        (Some(a), Some(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        (None, None) => match (resolved(a), resolved(b)) {
+            (Some(a), Some(b)) => a == b,
+            _ => a == b,
+        },
+        _ => false,
+    }
+}
+
+/// The folder's own path, and the name in it.
+fn resolved(path: &Path) -> Option<PathBuf> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Some(folder.canonicalize().ok()?.join(path.file_name()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_is_not_written_over_by_any_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("model")).unwrap();
+        for name in ["text", "set.toml", "model/config.json"] {
+            fs::write(at(name), "x").unwrap();
+        }
+        fs::hard_link(at("text"), at("hard")).unwrap();
+        std::os::unix::fs::symlink(at("text"), at("soft")).unwrap();
+        let said = |metrics: &str, plot: &str| {
+            let config = Config {
+                data: Some(at("text")),
+                init: Some(at("model")),
+                metrics: Some(at(metrics)),
+                plot: Some(at(plot)),
+                ..Config::default()
+            };
+            apart(&config, Some(&at("set.toml"))).map_err(|e| e.to_string())
+        };
+        assert_eq!(said("m.jsonl", "p.png"), Ok(()));
+        for (name, what) in [
+            ("text", "--data"),
+            ("model/../text", "--data"),
+            ("hard", "--data"),
+            ("soft", "--data"),
+            ("set.toml", "--config"),
+            ("model/config.json", "--init"),
+        ] {
+            let errors = [said(name, "p.png").unwrap_err(), said("m.jsonl", name).unwrap_err()];
+            assert!(errors.iter().all(|e| e.contains(what) && e.contains(name)), "{errors:?}");
+        }
+        assert!(said("one", "model/../one").unwrap_err().contains("what --metrics writes"));
+    }
+
+    #[test]
+    fn a_file_is_one_run_s_until_it_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        fs::write(&path, "old").unwrap();
+        let file = alone(&path, "--metrics").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
+        fs::write(&path, "row").unwrap();
+        let error = alone(&path, "--metrics").unwrap_err();
+        assert!(error.to_string().contains("another nd-train") && error.code() == 2, "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"row");
+        drop(file);
+        alone(&path, "--metrics").unwrap();
+        let error = alone(&folder.path().join("none/m"), "--metrics").unwrap_err();
+        assert!(error.to_string().contains("--metrics") && error.code() == 2, "{error}");
+    }
+}
