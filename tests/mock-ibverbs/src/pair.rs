@@ -190,13 +190,14 @@ impl World {
         let mut bytes = match (&work.inline, work.source) {
             (Some(bytes), _) => bytes.clone(),
             (None, None) => Vec::new(),
-            (None, Some(sge)) => match self.reach(domain, sge.lkey, sge.addr, sge.length.into(), 0) {
+            (None, Some(sge)) => {
+                let Some(at) = self.reach(domain, sge.lkey, sge.addr, sge.length.into(), 0) else {
+                    return Outcome::Failed(IBV_WC_LOC_PROT_ERR);
+                };
                 // SAFETY: registered, so the rank keeps it mapped; it does not write there until this is complete.
-                Some(at) => {
-                    unsafe { std::slice::from_raw_parts(at as *const u8, sge.length as usize) }.to_vec()
-                }
-                None => return Outcome::Failed(IBV_WC_LOC_PROT_ERR),
-            },
+                let sent = unsafe { std::slice::from_raw_parts(at as *const u8, sge.length as usize) };
+                sent.to_vec()
+            }
         };
         let up = self.is_up(pair);
         let peer = self.numbers.get(&pair.peer).and_then(|peer| Some((*peer, self.pairs.get(peer)?)));

@@ -43,6 +43,8 @@ pub enum State {
     Joining(Box<Queue>),
     /// They are joined.
     Joined(Box<Queue>),
+    /// The way that is being tried is closed, for this reason: what follows from it is not decided yet.
+    Closed(String),
     /// Their payload goes by TCP.
     Plain,
     /// They were joined, and are no more.
@@ -455,7 +457,10 @@ impl Fabric {
         if let State::Joined(queue) | State::Joining(queue) = &*state {
             inbox.routes.remove(&(pair.rail.adapter, queue.pair().number()));
             // The queue pair ends here, and with it all use of memory that was lent.
-            *state = State::Over(cause.into());
+            *state = match was {
+                Was::Joining => State::Closed(cause.into()),
+                _ => State::Over(cause.into()),
+            };
         }
         drop(state);
         self.set_waiting(pair, false);

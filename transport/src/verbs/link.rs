@@ -55,7 +55,7 @@ impl VerbsLink {
             }
             State::Plain => Ok(Way::Tcp),
             State::Over(cause) => Err(self.lost(cause)),
-            State::Apart | State::Joining(_) => Ok(Way::Unmet),
+            State::Apart | State::Joining(_) | State::Closed(_) => Ok(Way::Unmet),
         }
     }
 
@@ -64,7 +64,7 @@ impl VerbsLink {
     fn meet(&self) -> Result<()> {
         self.tcp.meet()?;
         match &*self.pair.state() {
-            State::Apart | State::Joining(_) => {
+            State::Apart | State::Joining(_) | State::Closed(_) => {
                 Err(self.lost("it connected without agreeing on queue pairs"))
             }
             _ => Ok(()),
@@ -109,7 +109,7 @@ impl Link for VerbsLink {
     }
 
     fn ready(&self) -> bool {
-        let unmet = matches!(&*self.pair.state(), State::Apart | State::Joining(_));
+        let unmet = matches!(&*self.pair.state(), State::Apart | State::Joining(_) | State::Closed(_));
         !unmet || self.fabric.has_given_up() || self.tcp.met()
     }
 
@@ -159,7 +159,8 @@ impl Link for VerbsLink {
     }
 
     unsafe fn land(&self, to: *mut u8, len: u64) -> Option<u64> {
-        if matches!(&*self.pair.state(), State::Apart | State::Joining(_)) && !self.fabric.has_given_up() {
+        let unmet = matches!(&*self.pair.state(), State::Apart | State::Joining(_) | State::Closed(_));
+        if unmet && !self.fabric.has_given_up() {
             // Whoever grants something tells the peer so next.
             self.meet().ok()?;
         }

@@ -121,7 +121,7 @@ impl Fabric {
             match &*pair.state() {
                 State::Joining(queue) if queue.probed => return Ok(()),
                 State::Joining(_) => {}
-                State::Over(cause) => return Err(cause.clone()),
+                State::Closed(cause) => return Err(cause.clone()),
                 _ => return Err("they connected otherwise meanwhile".into()),
             }
             let waited = began.elapsed();
@@ -143,7 +143,7 @@ impl Fabric {
         let mut state = pair.state();
         let (now, closed) = match std::mem::replace(&mut *state, State::Plain) {
             State::Joining(queue) => (State::Joined(queue), None),
-            State::Over(cause) => {
+            State::Closed(cause) => {
                 let error = pair.early().take().unwrap_or_else(|| pair.lost(&cause));
                 (State::Over(cause), Some(error))
             }
@@ -163,6 +163,9 @@ impl Fabric {
         self.end(&mut self.inbox(), pair, why);
         let (me, peer, host) = (self.me, pair.peer, &pair.host);
         if self.strict {
+            if let state @ State::Closed(_) = &mut *pair.state() {
+                *state = State::Over(why.into());
+            }
             let why = format!("ND_TRANSPORT=verbs, but {why}; use auto for TCP instead");
             return Err(Error::Unreachable { from: me, to: peer, why });
         }
