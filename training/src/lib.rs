@@ -10,7 +10,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`mesh`] | the axes `dp_replicate, dp_shard, cp, tp`, coordinates and rules — *pure* |
-//! | [`group`] | the ranks along an axis, and a ledger of what they send |
+//! | [`group`] | the ranks along an axis, and a ledger of what they send and how long that takes |
 //! | [`model`] | what a model is to this crate: parameters, units, stages |
 //! | [`ops`] | differentiable operations with their own backward pass |
 //! | [`shard`] | flat shards of units: gather, reduce, DDP, ZeRO-1, 2, 3 (FSDP), HSDP |
