@@ -16,6 +16,8 @@ pub(super) struct Group<'d> {
     pub world_size: usize,
     /// By rank.
     pub dumps: BTreeMap<usize, &'d Dump>,
+    /// Ranks that failed in another communicator of the job, by their files there.
+    pub failed_elsewhere: BTreeSet<usize>,
     peers: BTreeMap<usize, &'d Peer>,
 }
 
@@ -27,6 +29,7 @@ impl<'d> Group<'d> {
             communicator: &dump.communicator,
             world_size: dump.world_size,
             dumps: BTreeMap::new(),
+            failed_elsewhere: BTreeSet::new(),
             peers: BTreeMap::new(),
         }
     }
@@ -40,6 +43,18 @@ impl<'d> Group<'d> {
         for peer in dump.ranks.iter().filter(|p| p.rank < dump.world_size) {
             self.peers.entry(peer.rank).or_insert(peer);
         }
+    }
+
+    /// Notes which of its ranks failed in another communicator.
+    pub fn note_elsewhere(&mut self, failed: &BTreeSet<(&str, &str, usize)>) {
+        let elsewhere: BTreeSet<usize> = failed
+            .iter()
+            .filter(|(job, communicator, _)| *job == self.job && *communicator != self.communicator)
+            .map(|(.., world_rank)| *world_rank)
+            .collect();
+        let known: BTreeSet<usize> = self.dumps.keys().chain(self.peers.keys()).copied().collect();
+        let failed = |rank: &usize| self.world_rank(*rank).is_some_and(|w| elsewhere.contains(&w));
+        self.failed_elsewhere = known.into_iter().filter(failed).collect();
     }
 
     pub fn diagnosis(&self, findings: Vec<Finding>) -> Diagnosis {

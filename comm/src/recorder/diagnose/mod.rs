@@ -100,7 +100,10 @@ pub fn diagnose(dumps: &[Dump]) -> Vec<Diagnosis> {
         let key = (&dump.job[..], &dump.communicator[..], dump.world_size);
         groups.entry(key).or_insert_with(|| Group::new(dump)).add(dump);
     }
-    let groups: Vec<Group<'_>> = groups.into_values().collect();
+    let failed = dumps.iter().filter(|d| d.failure.is_some());
+    let failed = failed.map(|d| (&d.job[..], &d.communicator[..], d.world_rank)).collect();
+    let mut groups: Vec<Group<'_>> = groups.into_values().collect();
+    groups.iter_mut().for_each(|group| group.note_elsewhere(&failed));
     let found: Vec<Vec<Finding>> = groups.iter().map(findings).collect();
     let mut diagnoses: Vec<Diagnosis> =
         groups.iter().zip(&found).map(|(g, f)| g.diagnosis(f.clone())).collect();

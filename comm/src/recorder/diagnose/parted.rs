@@ -37,15 +37,16 @@ fn contradicting(group: &Group<'_>, stories: &[Story<'_>]) -> Option<Finding> {
             |rank: &usize| story.of(*rank).is_none() && !apart.iter().any(|s| s.tellers.contains(rank));
         let all: BTreeSet<usize> = story.tellers.iter().copied().chain(missed.filter(with)).collect();
         let told = format!(
-            "{} waited {} in {} for {}",
+            "{} waited {} for {} in {}",
             ranks(&story.tellers),
             seconds(story.standstill.after_ns),
-            numbered(&story.standstill.call),
             ranks(&story.silent(group)),
+            numbered(&story.standstill.call),
         );
         Side { ranks: all, told: Some(told) }
     };
-    let sides: Vec<Side> = apart.iter().map(side).collect();
+    let mut sides: Vec<Side> = apart.iter().map(side).collect();
+    sides.sort_by_key(|s| s.ranks.first().copied());
     Some(finding(Verdict::Parted, Vec::new(), first.standstill.call.call, cut(group, &sides)))
 }
 
@@ -62,7 +63,7 @@ fn unreachable(group: &Group<'_>) -> Option<Finding> {
     let sides = sides_of(group, &broken);
     let alive = |side: &Side| side.ranks.iter().any(|r| group.has_failed(*r));
     // A single rank that nobody reaches may be at fault itself.
-    let several = to.len() > 1 || from.iter().any(|r| sides.last().is_some_and(|s| s.ranks.contains(r)));
+    let several = to.len() > 1 || sides.iter().all(|s| from.iter().any(|r| s.ranks.contains(r)));
     if several && !sides.is_empty() && sides.iter().all(alive) {
         return Some(finding(Verdict::Parted, Vec::new(), number, cut(group, &sides) + &saw));
     }
@@ -122,9 +123,24 @@ fn sides_of(group: &Group<'_>, broken: &[Broken]) -> Vec<Side> {
             ends().filter(|r| (group.host(*r) == Some(cut_off)) == inside).collect();
         let hosts: BTreeSet<&str> = all.iter().filter_map(|r| group.host(*r)).collect();
         all.extend(hosts.into_iter().flat_map(|host| group.on_host(host)));
-        Side { ranks: all, told: None }
+        let from = || broken.iter().filter(|b| (group.host(b.from) == Some(cut_off)) == inside);
+        let current = |b: &Broken| group.dumps.get(&b.from).and_then(|d| d.current.as_ref());
+        let longest = from().filter_map(current).max_by_key(|c| c.lasted_ns);
+        let told = longest.map(|current| {
+            let to: Vec<usize> = from().map(|b| b.to).collect();
+            format!(
+                "{} did not reach {} within {} in {}",
+                ranks(&from().map(|b| b.from).collect::<Vec<_>>()),
+                ranks(&to),
+                seconds(current.lasted_ns),
+                numbered(&current.call),
+            )
+        });
+        Side { ranks: all, told }
     };
-    vec![side(false), side(true)]
+    let mut sides = vec![side(false), side(true)];
+    sides.sort_by_key(|s| s.ranks.first().copied());
+    sides
 }
 
 /// Hosts of which nothing came and that left no file.
@@ -146,15 +162,15 @@ fn unheard(group: &Group<'_>, stories: &[Story<'_>]) -> Option<Finding> {
     let names: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
     let one = hosts.len() == 1;
     let text = format!(
-        "Nothing is heard of {} {} ({}): {} waited {} in {} for {}, and what was sent there was not even acknowledged. \
+        "Nothing is heard of {} {} ({}): {} waited {} for {} in {}, and what was sent there was not even acknowledged. \
          There is no file of {}: {} down, or the network to {} is cut.",
         verb(hosts.len(), "host", "hosts"),
         join(&names),
         ranks(&culprits),
         ranks(&story.tellers),
         seconds(story.standstill.after_ns),
-        numbered(&story.standstill.call),
         ranks(&silent),
+        numbered(&story.standstill.call),
         if one { "any rank there" } else { "any rank on them" },
         if one { "the host is" } else { "the hosts are" },
         if one { "it" } else { "them" },
@@ -179,7 +195,7 @@ fn cut(group: &Group<'_>, sides: &[Side]) -> String {
     };
     let names: Vec<String> = sides.iter().map(name).collect();
     let told: Vec<String> = sides.iter().filter_map(|s| s.told.clone()).collect();
-    let told = if told.is_empty() { String::new() } else { format!(": {}", join(&told)) };
+    let told = if told.is_empty() { String::new() } else { format!(": {}", told.join("; ")) };
     format!(
         "{} do not hear each other{told}. There are ranks alive on {} sides, so look at the network between them: cables, \
          switches, bridges, firewalls.",

@@ -1,6 +1,8 @@
 //! What the errors of ranks whose time was up tell. Whoever hears of another's error returns the same, so ranks that tell
 //! different stories have not heard each other.
 
+use std::collections::BTreeSet;
+
 use super::super::file::Kind;
 use super::super::standstill::{Is, Missing, Standstill};
 use super::group::Group;
@@ -51,28 +53,28 @@ pub(super) struct Broken {
     pub to: usize,
 }
 
-/// Connections that could not be made, and those that were lost in both directions between ranks that both failed.
+/// Connections that could not be made; and those that were lost, or over which nothing came, in both directions between
+/// two hosts whose ranks lived on.
 pub(super) fn broken(group: &Group<'_>) -> Vec<Broken> {
-    let mut broken = Vec::new();
-    let mut lost = Vec::new();
+    let (mut broken, mut suspected) = (Vec::new(), Vec::new());
     for (&from, dump) in &group.dumps {
         let Some(failure) = dump.failure.as_ref() else { continue };
         let Some(to) = failure.peer.filter(|p| *p < group.world_size && *p != from) else { continue };
         match failure.kind {
             Kind::Other => broken.push(Broken { from, to }),
-            Kind::Lost if group.has_failed(to) => lost.push(Broken { from, to }),
+            Kind::Lost if group.has_failed(to) => suspected.push(Broken { from, to }),
             _ => {}
         }
     }
-    let same_host =
-        |a: usize, b: usize| a == b || matches!((group.host(a), group.host(b)), (Some(a), Some(b)) if a == b);
-    let back = |b: &Broken, all: &[Broken]| {
-        !same_host(b.from, b.to) && all.iter().any(|o| same_host(o.from, b.to) && same_host(o.to, b.from))
-    };
-    let known = broken.len();
-    broken.append(&mut lost);
-    let mutual: Vec<bool> = broken.iter().enumerate().map(|(i, b)| i < known || back(b, &broken)).collect();
-    let mut mutual = mutual.into_iter();
-    broken.retain(|_| mutual.next().unwrap_or(false));
+    for story in stories(group) {
+        let unheard = |rank: &usize| story.of(*rank).is_some_and(|m| m.is == Is::Unheard);
+        let lived_on = |rank: &usize| group.has_failed(*rank) && !story.tellers.contains(rank);
+        let to = story.silent(group).into_iter().filter(unheard).filter(lived_on);
+        suspected.extend(to.map(|to| Broken { from: story.tellers[0], to }));
+    }
+    let hosts = |b: &Broken| Some((group.host(b.from)?, group.host(b.to)?)).filter(|(from, to)| from != to);
+    let ways: BTreeSet<(&str, &str)> = broken.iter().chain(&suspected).filter_map(hosts).collect();
+    let mutual = |b: &Broken| hosts(b).is_some_and(|(from, to)| ways.contains(&(to, from)));
+    broken.extend(suspected.into_iter().filter(mutual));
     broken
 }

@@ -73,9 +73,9 @@ fn hosts_that_do_not_hear_each_other_are_named_with_their_ranks() {
     assert_eq!((verdict, culprits, number), (Verdict::Parted, vec![], 5));
     assert_eq!(
         text,
-        "Host hosta (ranks 0 and 1) and host hostb (ranks 2 and 3) do not hear each other: ranks 0 and 1 waited 2.0 s in \
-         call 5, all_reduce(8 × float, sum) for ranks 2 and 3 and ranks 2 and 3 waited 2.0 s in call 5, all_reduce(8 × \
-         float, sum) for ranks 0 and 1. There are ranks alive on both sides, so look at the network between them: cables, \
+        "Host hosta (ranks 0 and 1) and host hostb (ranks 2 and 3) do not hear each other: ranks 0 and 1 waited 2.0 s for \
+         ranks 2 and 3 in call 5, all_reduce(8 × float, sum); ranks 2 and 3 waited 2.0 s for ranks 0 and 1 in call 5, \
+         all_reduce(8 × float, sum). There are ranks alive on both sides, so look at the network between them: cables, \
          switches, bridges, firewalls."
     );
     // One file of each side will do.
@@ -124,7 +124,7 @@ fn a_third_host_is_cut_off_from_two() {
     assert_eq!((verdict, culprits, number), (Verdict::Parted, vec![], 4));
     assert!(
         text.starts_with(
-            "Host hostc (ranks 4 and 5) and ranks 0 to 3 (hosta and hostb) do not hear each other"
+            "Ranks 0 to 3 (hosta and hostb) and host hostc (ranks 4 and 5) do not hear each other"
         ),
         "{text}"
     );
@@ -137,9 +137,9 @@ fn a_host_without_files_that_is_not_heard_may_be_down() {
     assert_eq!((verdict, culprits, number), (Verdict::Parted, vec![2, 3], 5));
     assert_eq!(
         text,
-        "Nothing is heard of host hostb (ranks 2 and 3): ranks 0 and 1 waited 2.0 s in call 5, all_reduce(8 × float, sum) \
-         for ranks 2 and 3, and what was sent there was not even acknowledged. There is no file of any rank there: the \
-         host is down, or the network to it is cut."
+        "Nothing is heard of host hostb (ranks 2 and 3): ranks 0 and 1 waited 2.0 s for ranks 2 and 3 in call 5, \
+         all_reduce(8 × float, sum), and what was sent there was not even acknowledged. There is no file of any rank \
+         there: the host is down, or the network to it is cut."
     );
 }
 
@@ -209,8 +209,8 @@ fn who_has_entered_and_left_no_file_is_in_the_call() {
     let (verdict, culprits, number, text) = one(&dumps);
     assert_eq!((verdict, culprits, number), (Verdict::Silent, vec![2], 5));
     let expected = "Rank 2 (hosta, pid 102) left no file, and ranks 0, 1, 3 and 4 waited 2.0 s for it in call 5, \
-                    all_reduce(8 × float, sum): it has entered it and has not answered since, so it is stopped or stuck, \
-                    or killed from outside.";
+                    all_reduce(8 × float, sum): it has entered this call and not answered since, so it is stopped or \
+                    stuck, or killed from outside.";
     assert_eq!(text, expected);
     // Files of older versions do not have the error's content as data.
     let older = dumps.map(|mut dump| {
@@ -220,7 +220,8 @@ fn who_has_entered_and_left_no_file_is_in_the_call() {
     let (verdict, culprits, number, text) = one(&older);
     assert_eq!((verdict, culprits, number), (Verdict::Silent, vec![2], 5));
     assert!(
-        text.contains("ranks 0 and 4 waited 2.0 s") && text.contains("it has entered it and has not"),
+        text.contains("ranks 0 and 4 waited 2.0 s")
+            && text.contains("it has entered this call and not answered since"),
         "{text}"
     );
     assert!(!text.contains("not in this call") && !text.contains("took part"), "{text}");
@@ -275,10 +276,23 @@ fn ranks_that_find_no_way_did_not_fail_by_themselves() {
     let (verdict, culprits, number, text) = one(&dumps);
     assert_eq!((verdict, culprits, number), (Verdict::Parted, vec![], 1));
     assert!(
-        text.starts_with("Host hosta (ranks 0 to 2) and host hostb (ranks 3 to 5) do not hear each other."),
+        text.starts_with(
+            "Host hosta (ranks 0 to 2) and host hostb (ranks 3 to 5) do not hear each other: rank 0 did not reach rank 3 \
+             within 4.0 s in call 1, all_reduce(8 × float, sum); rank 5 did not reach rank 2 within 4.0 s in call 1,"
+        ),
         "{text}"
     );
     assert!(text.ends_with("What rank 0 saw: rank 0: no way from rank 0 to rank 3: timed out."), "{text}");
+    // Where the time of one side is up first, its errors tell the same.
+    let up = story(1, &[0, 1, 2], &[(3, Is::Unheard), (4, Is::Unheard), (5, Is::Absent)]);
+    let mut mixed = dumps.clone();
+    (0..3).for_each(|rank| mixed[rank] = times_out(rank, 6, 3, 1, &[rank + 3], &up));
+    let (verdict, culprits, _, text) = one(&mixed);
+    assert_eq!((verdict, culprits), (Verdict::Parted, vec![]));
+    assert!(
+        text.starts_with("Host hosta (ranks 0 to 2) and host hostb (ranks 3 to 5) do not hear"),
+        "{text}"
+    );
     // With the files of one host alone, the other one is named.
     let (verdict, culprits, _, text) = one(&dumps[..3]);
     assert_eq!((verdict, culprits), (Verdict::Parted, vec![3]));
@@ -335,4 +349,27 @@ fn what_only_later_versions_tell_is_no_obstacle() {
     let read = Dump::parse(later.as_bytes()).unwrap();
     assert_eq!(read.failure.as_ref().unwrap().standstill.as_ref().unwrap().missing[0].is, Is::Unknown);
     assert_eq!(one(&[read]).1, [1]);
+}
+
+#[test]
+fn who_failed_in_another_communicator_and_ended_is_held_up_there() {
+    // Rank 3 waited for rank 1 in a part of the world, and ended.
+    let told = story(5, &[0, 2], &[(1, Is::Absent), (3, Is::Gone)]);
+    let part = story(2, &[1], &[(0, Is::Absent)]);
+    let mut half = finished(1, 2, 1).waits(2, &[0], Some(Kind::Timeout), None);
+    half.communicator = "world-1c1".into();
+    half.world_rank = 3;
+    half.ranks.iter_mut().for_each(|p| p.world_rank = 2 * p.rank + 1);
+    let dumps =
+        [times_out(0, 4, 4, 5, &[1, 3], &told), times_out(2, 4, 4, 5, &[1, 3], &told), tells(half, &part)];
+    let found = diagnose(&dumps);
+    let world = found.iter().find(|d| d.communicator == "world").unwrap();
+    assert_eq!(world.findings.len(), 1, "{world:#?}");
+    let Finding { verdict, culprits, text, .. } = &world.findings[0];
+    assert_eq!((*verdict, &culprits[..]), (Verdict::Silent, &[1][..]));
+    assert!(text.contains("rank 3 is held up in call 2"), "{text}");
+    // Who has no file anywhere is gone.
+    let found = findings(&dumps[..2]);
+    assert_eq!((found[0].verdict, &found[0].culprits[..]), (Verdict::Lost, &[3][..]));
+    assert_eq!((found[1].verdict, &found[1].culprits[..]), (Verdict::Silent, &[1][..]));
 }

@@ -55,7 +55,11 @@ fn told_missing(
     } else {
         waiting
     };
-    let is = |rank: usize| story.of(rank).map_or(Is::Unknown, |m| m.is);
+    let is = |rank: usize| match story.of(rank).map_or(Is::Unknown, |m| m.is) {
+        // It ended because of what it waited for there.
+        Is::Gone if group.failed_elsewhere.contains(&rank) => Is::Absent,
+        is => is,
+    };
     let mut kinds: BTreeMap<usize, (Verdict, Is)> =
         silent.iter().map(|&r| (r, kind(group, waiters.get(&r), told, r, is(r)))).collect();
     // One rank of a host that stood still says where the others were, if their files do not.
@@ -101,7 +105,7 @@ fn kind(
     let verdict = match (group.dumps.get(&rank), waiter) {
         (None, _) if is == Is::Gone => Verdict::Lost,
         (None, _) => Verdict::Silent,
-        (Some(dump), None) if dump.entered() < call => Verdict::NotEntered,
+        (Some(dump), None) if call == 0 || dump.entered() < call => Verdict::NotEntered,
         // It was asked for its file, and the call is not the last.
         (Some(_), None) => Verdict::Unresponsive,
         (Some(dump), Some(_)) if dump.failure.is_none() && dump.entered() < call => Verdict::NotEntered,
@@ -288,8 +292,7 @@ fn describe(
             all_of(group, culprits),
             match is {
                 Is::Silent => format!(
-                    "{they} {} entered it and {} not answered since, so {} stopped or stuck, or killed from outside",
-                    verb(n, "has", "have"),
+                    "{they} {} entered this call and not answered since, so {} stopped or stuck, or killed from outside",
                     verb(n, "has", "have"),
                     verb(n, "it is", "they are"),
                 ),
