@@ -32,6 +32,7 @@ pub struct Trainer {
     positions: Vec<u32>,
     schedule: Schedule,
     step: u64,
+    hosts: Vec<Vec<u32>>,
     /// Where the weights came from.
     origin: String,
 }
@@ -71,7 +72,8 @@ impl Trainer {
         let parameters = units.iter().map(|unit| unit.0).sum();
         let kept = units.iter().filter(|unit| unit.1).map(|unit| unit.0).sum();
         let predicted = placed.placement.as_ref();
-        let predicted = predicted.map(|p| predict(p, &mesh, &config.policy(), &shape, (parameters, kept)));
+        let predicted = predicted
+            .map(|p| predict(p, &mesh, &config.policy(), &shape, (parameters, kept), &options(config)));
         let predicted = predicted.unwrap_or_default();
         let batch = mesh.effective_batch(text.deal.micro_batch as usize, text.deal.accumulation as usize);
         let schedule = Schedule {
@@ -94,6 +96,7 @@ impl Trainer {
             positions,
             schedule,
             step: 0,
+            hosts: comm.layout().hosts().to_vec(),
             origin,
         })
     }
@@ -161,6 +164,11 @@ impl Trainer {
     /// Where each rank sits.
     pub fn placed(&self) -> &Placed {
         &self.placed
+    }
+
+    /// The ranks of each host.
+    pub fn hosts(&self) -> &[Vec<u32>] {
+        &self.hosts
     }
 
     /// What each group is predicted to send in a step; on rank 0 alone.
@@ -250,7 +258,6 @@ impl Read {
             },
         };
         Llama::check(&model, &options(config), &mesh)?;
-        room::check(&model, config, &mesh, comm.host_ranks().len())?;
         let text = |path: Option<&Path>, flag: &str, made: String, order: Order| {
             let tokens = match path {
                 Some(path) => config.tokenizer.encode_file(path).map_err(|e| with_flag(e, path, flag))?,
@@ -298,6 +305,7 @@ impl Read {
                 mesh.data_parallel_size()
             )));
         }
+        room::check(&model, config, &mesh, comm.host_ranks().len())?;
         let sequence = config.seq_len + padding(config.seq_len, &mesh);
         Ok(Read { mesh, model, text, eval, sequence })
     }

@@ -35,8 +35,7 @@ impl Layout {
             return Ok(Layout::Files(vec![dir.join("model.safetensors")]));
         }
         let Some(first) = names.first() else { return Ok(Layout::None) };
-        let numbered: BTreeMap<usize, (usize, &String)> =
-            names.iter().filter_map(number).collect();
+        let numbered: BTreeMap<usize, (usize, &String)> = names.iter().filter_map(number).collect();
         let Some((_, &(of, _))) = numbered.first_key_value() else {
             let problem = format!(
                 "{first} is neither model.safetensors nor a numbered part of a model, and no \
