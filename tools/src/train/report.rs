@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use nd_training::train::{Config, Row, Trainer};
 
 use super::error::Error;
-use super::{files, plot};
+use super::{files, groups, plot};
 use crate::table::Table;
 use crate::units::{bytes, gbps, micros};
 
@@ -144,7 +144,7 @@ fn bar(steps: u64) -> Option<ProgressBar> {
         .is_terminal()
         .then(|| ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr()))?;
     let style =
-        ProgressStyle::with_template("{bar:32.cyan} {pos}/{len}  {msg}  {elapsed} of about {duration}");
+        ProgressStyle::with_template("{wide_bar:.cyan} {pos}/{len}  {msg}  {elapsed} of about {duration}");
     Some(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
 }
 
@@ -174,7 +174,13 @@ fn table(trainer: &Trainer) -> String {
             p.what.clone(),
         ]);
     }
-    format!("\nPredicted, for each rank:\n{}\n", table.render())
+    let speeds = match trainer.placed().measured {
+        true => "at the link speeds that ND_CALIBRATION names",
+        false => "at assumed link speeds (nd-bench --calibrate measures them)",
+    };
+    let (mesh, placed) = (trainer.groups().mesh(), trainer.placed());
+    let groups = groups::lines(mesh, &placed.order, trainer.hosts());
+    format!("{groups}\nPredicted, for each rank, {speeds}:\n{}\n", table.render())
 }
 
 /// What each group sent in a step, beside what was predicted.
