@@ -212,6 +212,40 @@ fn whoever_tells_of_it_names_the_rank_that_died() {
 }
 
 #[test]
+fn ranks_stop_and_go_on_with_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = nd_train(folder.path(), &["mesh=dp_shard=2", "steps=1000000", "--metrics", "m.jsonl"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(120);
+    let wait = |what: &str, done: &dyn Fn() -> bool| {
+        while !done() {
+            assert!(Instant::now() < until, "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let written = || std::fs::metadata(folder.path().join("m.jsonl")).map_or(0, |m| m.len());
+    wait("no step is done", &|| written() > 0);
+    let own = Pid::from_child(&child);
+    let mut all = children(child.id());
+    assert_eq!(all.len(), 2);
+    all.push(own);
+    let stopped = |pid: &Pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+        stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
+    };
+    kill_process(own, Signal::TSTP).unwrap();
+    wait("not all have stopped", &|| all.iter().all(stopped));
+    kill_process(own, Signal::CONT).unwrap();
+    let before = written();
+    wait("not all have gone on", &|| !all.iter().any(stopped) && written() > before);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn ranks_of_a_host_share_its_cores() {
     let folder = tempfile::tempdir().unwrap();
     let threads = |variable: Option<&str>, settings: &[&str]| {

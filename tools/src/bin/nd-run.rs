@@ -332,6 +332,10 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) ->
             }
             Event::Other => {
                 for signal in signals.take() {
+                    if signal == libc::SIGTSTP {
+                        group.pause();
+                        continue;
+                    }
                     let again = once.interrupted.replace(signal).is_some();
                     group.signal(match signal {
                         // Asked twice: at once.
@@ -347,7 +351,7 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) ->
         }
     }
     // A signal that came while the ranks were being ended means no restart.
-    if let Some(signal) = signals.take().first() {
+    if let Some(signal) = signals.take().iter().find(|signal| **signal != libc::SIGTSTP) {
         once.interrupted.get_or_insert(*signal);
     }
     once.ended.sort_by_key(|e| e.rank);
@@ -364,8 +368,13 @@ impl Signals {
     fn new() -> std::io::Result<Signals> {
         let (inbox, outbox) = UnixStream::pair()?;
         inbox.set_nonblocking(true)?;
-        let mut signals =
-            signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])?;
+        let mut signals = signal_hook::iterator::Signals::new([
+            libc::SIGINT,
+            libc::SIGTERM,
+            libc::SIGHUP,
+            libc::SIGQUIT,
+            libc::SIGTSTP,
+        ])?;
         // Lives as long as the process, as the signals do.
         std::thread::Builder::new().name("nd-run-signals".into()).spawn(move || {
             for signal in signals.forever() {

@@ -91,8 +91,16 @@ mod tests {
 
     #[test]
     fn pictures_of_little_or_nothing_can_be_drawn() {
-        let row =
-            |step, loss, eval_loss| Row { step, loss, grad_norm: 1.0, lr: 0.1, tokens_per_s: 1.0, eval_loss };
+        let row = |step, loss, eval_loss| Row {
+            step,
+            loss,
+            grad_norm: 1.0,
+            lr: 0.1,
+            tokens_per_s: 1.0,
+            eval_loss,
+            loss_scale: None,
+            skipped: false,
+        };
         let many: Vec<_> = (1..=500).map(|s| row(s, 5.0 / s as f64, (s % 100 == 0).then_some(1.0))).collect();
         for rows in [vec![], vec![row(1, 5.5, None)], vec![row(1, f64::NAN, Some(2.0))], many] {
             let svg = svg("a < b & c", "d", &rows).unwrap();

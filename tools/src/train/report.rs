@@ -84,8 +84,14 @@ impl Report {
         }
         self.rows.push(row);
         let every = self.config.steps.div_ceil(PRINTED).max(1);
-        if row.step == 1 || row.step.is_multiple_of(every) || row.step == self.config.steps {
+        if row.skipped || row.step == 1 || row.step.is_multiple_of(every) || row.step == self.config.steps {
             let eval = row.eval_loss.map_or(String::new(), |loss| format!("  other text {loss:.4}"));
+            let eval = match (row.skipped, row.loss_scale) {
+                (true, Some(scale)) => {
+                    format!("{eval}  skipped: gradients overflowed, loss scale now {scale}")
+                }
+                _ => eval,
+            };
             let (lr, speed) = (format!("{:.2e}", row.lr), format!("{:.0}", row.tokens_per_s));
             self.print(&format!(
                 "{:>6}  {:>8.4}  {:>9.3}  {lr:>9}  {speed:>9}{eval}\n",

@@ -18,6 +18,12 @@ pub struct Row {
     /// Mean loss on the other text, where it was measured after this step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f64>,
+    /// With f16, what losses will be multiplied by in the next step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Whether nothing was learnt in this step, as gradients overflowed at the loss scale; left out if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
 }
 
 #[cfg(test)]
@@ -26,8 +32,16 @@ mod tests {
 
     #[test]
     fn rows_are_plain_json() {
-        let row =
-            Row { step: 3, loss: 2.5, grad_norm: f64::NAN, lr: 1e-3, tokens_per_s: 10.0, eval_loss: None };
+        let row = Row {
+            step: 3,
+            loss: 2.5,
+            grad_norm: f64::NAN,
+            lr: 1e-3,
+            tokens_per_s: 10.0,
+            eval_loss: None,
+            loss_scale: None,
+            skipped: false,
+        };
         let text = serde_json::to_string(&row).unwrap();
         assert_eq!(text, r#"{"step":3,"loss":2.5,"grad_norm":null,"lr":0.001,"tokens_per_s":10.0}"#);
         assert!(
@@ -35,5 +49,8 @@ mod tests {
                 .unwrap()
                 .ends_with(r#""eval_loss":2.0}"#)
         );
+        let skipped = Row { loss_scale: Some(32768.0), skipped: true, ..row };
+        let text = serde_json::to_string(&skipped).unwrap();
+        assert!(text.ends_with(r#""loss_scale":32768.0,"skipped":true}"#), "{text}");
     }
 }

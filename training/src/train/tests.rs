@@ -142,6 +142,19 @@ fn a_smaller_loss_scale_is_tried_before_giving_up() {
 }
 
 #[test]
+fn rows_of_f16_tell_the_loss_scale() {
+    for (dtype, has) in [("f16", true), ("f32", false)] {
+        let config = small(&[("dtype", dtype)]);
+        let rows = each(&Communicator::local(1).unwrap(), |comm| {
+            let mut trainer = Trainer::new(comm, &config).unwrap();
+            (trainer.step().unwrap(), trainer.training().loss_scale())
+        });
+        let (row, scale) = rows[0];
+        assert!(row.loss_scale == scale && scale.is_some() == has && !row.skipped, "{row:?} {scale:?}");
+    }
+}
+
+#[test]
 fn ranks_with_other_settings_are_named() {
     let results = each(&Communicator::local(3).unwrap(), |comm| {
         let seed = if comm.rank() == 2 { "6" } else { "5" };

@@ -128,6 +128,8 @@ impl Trainer {
             lr,
             tokens_per_s: outcome.tokens as f64 / took,
             eval_loss: if measured { self.evaluate()? } else { None },
+            loss_scale: self.training.loss_scale(),
+            skipped: outcome.skipped,
         })
     }
 
