@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use nd_transport::secure::Secret;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, kill_process_group, pidfd_open};
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use child::Watchdog;
@@ -375,6 +375,13 @@ impl Group {
         for running in &self.running {
             let _ = kill_process_group(Pid::from_child(&running.child), signal);
         }
+    }
+
+    /// Stops every rank and this process, as Ctrl-Z asks for, until this process is told to go on; so do they then.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+        let _ = kill_process(getpid(), Signal::STOP);
+        self.signal(Signal::CONT);
     }
 
     /// Ends all: SIGTERM, and SIGKILL to those that still run after `grace`. Returns how they ended.

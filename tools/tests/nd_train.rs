@@ -150,6 +150,13 @@ fn what_cannot_be_is_one_sentence_with_the_numbers() {
     refused(&["--tokenizer", "nothing.json"], 2, &["nothing.json"]);
     refused(&["step=3"], 2, &["did you mean steps?"]);
     refused(&["mesh=dp_shard=2", "reshard=3"], 2, &["3", "2"]);
+    refused(&["seq-len=18446744073709551615"], 2, &["18446744073709551615", "--seq-len"]);
+    refused(&["accumulation=4611686018427387904", "micro-batch=4"], 2, &["4611686018427387904"]);
+    refused(&["hidden=1000000", "heads=1", "kv-heads=1", "ranks=1"], 2, &["GiB", "left"]);
+    refused(&["layers=100000000", "ranks=1"], 2, &["GiB", "left"]);
+    refused(&["hidden=18446744073709551614", "ranks=1"], 2, &["hidden"]);
+    refused(&["--eval-data", "missing.txt"], 2, &["missing.txt", "--eval-data"]);
+    refused(&["--metrics", "nowhere/m.jsonl"], 2, &["nowhere/m.jsonl", "--metrics"]);
 }
 
 #[test]
@@ -209,6 +216,108 @@ fn said_when_one_dies(mesh: &str) -> String {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     said
+}
+
+/// Rank 2 dies, which rank 0 talks to in dp_shard and rank 3 in tp, each under another number, and rank 1 not at all.
+#[test]
+fn whoever_tells_of_it_names_the_rank_that_died() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["mesh=dp_shard=2,tp=2", "steps=1000000", "--metrics", "m.jsonl"];
+    let train = nd_train(folder.path(), &settings);
+    let child = Command::new(env!("CARGO_BIN_EXE_nd-run"))
+        .current_dir(folder.path())
+        .args(["-n", "4", "--", TRAIN])
+        .args(train.get_args())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(120);
+    while std::fs::metadata(folder.path().join("m.jsonl")).map_or(0, |m| m.len()) == 0 {
+        assert!(Instant::now() < until, "no step is done");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let environment = |pid: Pid| std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).unwrap();
+    let third = children(child.id())
+        .into_iter()
+        .find(|pid| text(&environment(*pid)).split('\0').any(|v| v == "RANK=2"));
+    kill_process(third.unwrap(), Signal::KILL).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    let errors: Vec<&str> = said.lines().filter(|line| line.contains("] error: ")).collect();
+    assert!(errors.iter().any(|line| line.starts_with("[0]")), "{said}");
+    assert!(errors.iter().all(|line| line.contains("rank 2") && !line.contains("aborted")), "{said}");
+}
+
+#[test]
+fn ranks_stop_and_go_on_with_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = nd_train(folder.path(), &["mesh=dp_shard=2", "steps=1000000", "--metrics", "m.jsonl"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(120);
+    let wait = |what: &str, done: &dyn Fn() -> bool| {
+        while !done() {
+            assert!(Instant::now() < until, "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let written = || std::fs::metadata(folder.path().join("m.jsonl")).map_or(0, |m| m.len());
+    wait("no step is done", &|| written() > 0);
+    let own = Pid::from_child(&child);
+    let mut all = children(child.id());
+    assert_eq!(all.len(), 2);
+    all.push(own);
+    let stopped = |pid: &Pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+        stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
+    };
+    kill_process(own, Signal::TSTP).unwrap();
+    wait("not all have stopped", &|| all.iter().all(stopped));
+    kill_process(own, Signal::CONT).unwrap();
+    let before = written();
+    wait("not all have gone on", &|| !all.iter().any(stopped) && written() > before);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn ranks_of_a_host_share_its_cores() {
+    let folder = tempfile::tempdir().unwrap();
+    let threads = |variable: Option<&str>, settings: &[&str]| {
+        let train = nd_train(folder.path(), settings);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nd-run"));
+        command
+            .args(["-n", "4", "--no-prefix", "--", TRAIN])
+            .args(train.get_args())
+            .current_dir(folder.path());
+        command.env_remove("RAYON_NUM_THREADS").envs(variable.map(|n| ("RAYON_NUM_THREADS", n)));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let said = text(&output.stdout);
+        let (before, _) = said.split_once(" thread").unwrap_or_else(|| panic!("{said}"));
+        before.rsplit(' ').next().unwrap().parse::<usize>().unwrap()
+    };
+    let cores = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(threads(None, &["mesh=dp_shard=4", "steps=1"]), (cores / 4).max(1));
+    assert_eq!(threads(Some("3"), &["mesh=dp_shard=4", "steps=1"]), 3);
+    assert_eq!(threads(Some("3"), &["mesh=dp_shard=4", "steps=1", "threads=2"]), 2);
+}
+
+#[test]
+fn what_is_read_is_not_written_over() {
+    refused(&["--metrics", "text.txt"], 2, &["--metrics text.txt", "--data"]);
+    refused(&["--metrics", "m.jsonl", "--eval-data", "./m.jsonl"], 2, &["m.jsonl", "--eval-data"]);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("m.jsonl"), "theirs").unwrap();
+    let theirs = std::fs::File::open(folder.path().join("m.jsonl")).unwrap();
+    theirs.lock().unwrap();
+    let output = nd_train(folder.path(), &["--metrics", "m.jsonl", "steps=1"]).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("another nd-train"), "{said}");
+    assert_eq!(std::fs::read(folder.path().join("m.jsonl")).unwrap(), b"theirs");
 }
 
 #[test]

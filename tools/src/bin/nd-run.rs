@@ -342,6 +342,10 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) ->
                         once.ended.extend(group.end(plan.grace));
                         break;
                     }
+                    if signal == libc::SIGTSTP {
+                        group.pause();
+                        continue;
+                    }
                     let again = once.interrupted.replace(signal).is_some();
                     group.signal(match signal {
                         // Asked twice: at once.
@@ -357,7 +361,7 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) ->
         }
     }
     // A signal that came while the ranks were being ended means no restart.
-    if let Some(signal) = signals.take().first() {
+    if let Some(signal) = signals.take().iter().find(|signal| **signal != libc::SIGTSTP) {
         once.interrupted.get_or_insert(if *signal == INPUT_ENDED { libc::SIGHUP } else { *signal });
     }
     once.ended.sort_by_key(|e| e.rank);
@@ -384,8 +388,13 @@ impl Signals {
                 let _ = std::io::Write::write_all(&mut &outbox, &[INPUT_ENDED as u8]);
             })?;
         }
-        let mut signals =
-            signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])?;
+        let mut signals = signal_hook::iterator::Signals::new([
+            libc::SIGINT,
+            libc::SIGTERM,
+            libc::SIGHUP,
+            libc::SIGQUIT,
+            libc::SIGTSTP,
+        ])?;
         // Lives as long as the process, as the signals do.
         std::thread::Builder::new().name("nd-run-signals".into()).spawn(move || {
             for signal in signals.forever() {

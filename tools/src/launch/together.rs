@@ -1,6 +1,11 @@
 //! Ranks that end together.
 
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+
+use signal_hook::SigId;
 
 use super::{Ended, Event, Group};
 
@@ -20,12 +25,14 @@ impl Group {
     /// Waits until all ranks have succeeded, or one has failed: then also until the others have said what they know, and ends
     /// them.
     pub fn wait_all(&mut self) -> Option<Failure> {
+        let pauses = Pauses::new();
         let first = loop {
             if self.running() == 0 {
                 return None;
             }
-            match self.wait(None, None) {
+            match self.wait(pauses.as_ref().map(|pauses| pauses.inbox.as_fd()), None) {
                 Event::Ended(ended) if ended.code() != 0 => break ended,
+                Event::Other if pauses.as_ref().is_some_and(Pauses::take) => self.pause(),
                 _ => {}
             }
         };
@@ -40,6 +47,33 @@ impl Group {
         }
         self.end(Duration::from_millis(200));
         Some(failure)
+    }
+}
+
+/// Ctrl-Z: the ranks are in process groups of their own, to which the terminal does not pass it on.
+struct Pauses {
+    inbox: UnixStream,
+    id: SigId,
+}
+
+impl Pauses {
+    /// None: the system gives no socket; then only this process stops.
+    fn new() -> Option<Pauses> {
+        let (inbox, outbox) = UnixStream::pair().ok()?;
+        inbox.set_nonblocking(true).ok()?;
+        let id = signal_hook::low_level::pipe::register(libc::SIGTSTP, outbox).ok()?;
+        Some(Pauses { inbox, id })
+    }
+
+    /// Whether it was pressed since the last call.
+    fn take(&self) -> bool {
+        (&self.inbox).read(&mut [0; 64]).is_ok_and(|n| n > 0)
+    }
+}
+
+impl Drop for Pauses {
+    fn drop(&mut self) {
+        signal_hook::low_level::unregister(self.id);
     }
 }
 

@@ -32,6 +32,10 @@ pub fn apart(config: &Config, settings: Option<&Path>) -> Result<(), Error> {
 pub fn alone(path: &Path, flag: &str) -> Result<File, Error> {
     let failed = |e| Error::Usage(format!("cannot write {}: {e}; check {flag}", path.display()));
     let file = File::options().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+    // A pipe or a device may have several that write to it, and has no length.
+    if !file.metadata().is_ok_and(|data| data.is_file()) {
+        return Ok(file);
+    }
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => {
             return Err(Error::Usage(format!(
@@ -42,10 +46,7 @@ pub fn alone(path: &Path, flag: &str) -> Result<File, Error> {
         // A file system without locks.
         Err(TryLockError::Error(_)) | Ok(()) => {}
     }
-    // A pipe or a device has no length.
-    if file.metadata().is_ok_and(|data| data.is_file()) {
-        file.set_len(0).map_err(failed)?;
-    }
+    file.set_len(0).map_err(failed)?;
     Ok(file)
 }
 

@@ -8,12 +8,14 @@
 //! | `files` | that nothing which is read is written over |
 //! | `run` | what one rank does |
 //! | `report` | what rank 0 prints: the mesh before, rows meanwhile, what was sent after |
+//! | `groups` | which ranks form the groups of each axis — *pure* |
 //! | `memory` | the C library's allocator, set for tensors |
 //! | `plot` | the loss as a picture — *pure* but for writing files |
 
 mod arguments;
 mod error;
 mod files;
+mod groups;
 mod memory;
 mod plot;
 mod report;

@@ -100,6 +100,8 @@ mod tests {
             eval_loss,
             sent: Vec::new(),
             predicted: Vec::new(),
+            loss_scale: None,
+            skipped: false,
         };
         let many: Vec<_> = (1..=500).map(|s| row(s, 5.0 / s as f64, (s % 100 == 0).then_some(1.0))).collect();
         for rows in [vec![], vec![row(1, 5.5, None)], vec![row(1, f64::NAN, Some(2.0))], many] {

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use nd_training::train::{Config, Row, Sent, Trainer};
 
 use super::error::Error;
-use super::{files, plot};
+use super::{files, groups, plot};
 use crate::table::Table;
 use crate::units::{bytes, gbps, micros};
 
@@ -82,8 +82,14 @@ impl Report {
             file.write_all(b"\n").and_then(|()| file.flush()).map_err(failed)?;
         }
         let every = self.config.steps.div_ceil(PRINTED).max(1);
-        if row.step == 1 || row.step.is_multiple_of(every) || row.step == self.config.steps {
+        if row.skipped || row.step == 1 || row.step.is_multiple_of(every) || row.step == self.config.steps {
             let eval = row.eval_loss.map_or(String::new(), |loss| format!("  other text {loss:.4}"));
+            let eval = match (row.skipped, row.loss_scale) {
+                (true, Some(scale)) => {
+                    format!("{eval}  skipped: gradients overflowed, loss scale now {scale}")
+                }
+                _ => eval,
+            };
             let (lr, speed) = (format!("{:.2e}", row.lr), format!("{:.0}", row.tokens_per_s));
             self.print(&format!(
                 "{:>6}  {:>8.4}  {:>9.3}  {lr:>9}  {speed:>9}{eval}\n",
@@ -143,7 +149,7 @@ fn bar(steps: u64) -> Option<ProgressBar> {
         .is_terminal()
         .then(|| ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr()))?;
     let style =
-        ProgressStyle::with_template("{bar:32.cyan} {pos}/{len}  {msg}  {elapsed} of about {duration}");
+        ProgressStyle::with_template("{wide_bar:.cyan} {pos}/{len}  {msg}  {elapsed} of about {duration}");
     Some(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
 }
 
@@ -173,7 +179,13 @@ fn table(trainer: &Trainer) -> String {
             p.what.clone(),
         ]);
     }
-    format!("\nPredicted, for each rank:\n{}\n", table.render())
+    let speeds = match trainer.placed().measured {
+        true => "at the link speeds that ND_CALIBRATION names",
+        false => "at assumed link speeds (nd-bench --calibrate measures them)",
+    };
+    let (mesh, placed) = (trainer.groups().mesh(), trainer.placed());
+    let groups = groups::lines(mesh, &placed.order, trainer.hosts());
+    format!("{groups}\nPredicted, for each rank, {speeds}:\n{}\n", table.render())
 }
 
 /// What each group sent in a step and how long that took, beside what was predicted.

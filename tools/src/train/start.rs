@@ -11,6 +11,8 @@ use crate::launch::{Bind, Failure, Group, Output, Plan, given};
 
 /// Ranks where neither --ranks nor the mesh says how many.
 const RANKS: usize = 2;
+/// Ranks on a core that are so many that a word is said.
+const MANY: usize = 8;
 /// The most that are tried for a mesh.
 const MOST: usize = 4096;
 
@@ -56,6 +58,9 @@ fn processes(config: &Config) -> Result<(), Error> {
     plan.output = Output::Inherited;
     if ranks <= cores {
         plan.bind = Bind::Core;
+    }
+    if ranks > MANY * cores {
+        eprintln!("Starting {ranks} ranks on {cores} cores, which takes a while …");
     }
     let mut group = Group::spawn(&plan, 0).map_err(|e| Error::Machine(e.to_string()))?;
     match group.wait_all() {

@@ -17,6 +17,8 @@ pub struct Placed {
     pub order: Vec<usize>,
     /// How that was found, with the links and predictions of each axis; on rank 0 alone.
     pub placement: Option<Placement>,
+    /// Whether the speeds of links were measured on these machines, and not those that are typical.
+    pub measured: bool,
 }
 
 /// Chooses the places for a model of this shape, by which ranks share a host and what the links between ranks were measured to
@@ -42,7 +44,10 @@ pub fn place(comm: &Communicator, mesh: &Mesh, model: &placement::Model) -> Resu
         found = Some(placement);
     }
     comm.broadcast(&mut places, 0)?;
-    Ok(Placed { order: places.into_iter().map(|place| place as usize).collect(), placement: found })
+    let costs = comm.machines().costs;
+    let measured = !costs.link.is_empty() && *costs != *Calibration::typical();
+    let order = places.into_iter().map(|place| place as usize).collect();
+    Ok(Placed { order, placement: found, measured })
 }
 
 /// The machines as a cluster with a slot for each rank: ranks of a host are joined in pairs, hosts by one port each, both as fast

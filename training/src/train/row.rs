@@ -26,6 +26,12 @@ pub struct Row {
     /// What was predicted for each step, by group: in the first row alone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub predicted: Vec<Predicted>,
+    /// With f16, what losses will be multiplied by in the next step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Whether nothing was learnt in this step, as gradients overflowed at the loss scale; left out if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
 }
 
 #[cfg(test)]
@@ -44,14 +50,19 @@ mod tests {
             eval_loss: None,
             sent: Vec::new(),
             predicted: Vec::new(),
+            loss_scale: None,
+            skipped: false,
         };
         let text = serde_json::to_string(&row).unwrap();
         assert_eq!(text, r#"{"step":3,"loss":2.5,"grad_norm":null,"lr":0.001,"tokens_per_s":10.0}"#);
         let ns = std::time::Duration::from_nanos;
         let sent =
             Sent { group: "tp", kind: Kind::AllReduce, calls: 2, bytes: 8, took: ns(1500), exposed: ns(500) };
-        let more = Row { eval_loss: Some(2.0), sent: vec![sent], ..row };
+        let more = Row { eval_loss: Some(2.0), sent: vec![sent], ..row.clone() };
         let end = r#""eval_loss":2.0,"sent":[{"group":"tp","kind":"all_reduce","calls":2,"bytes":8,"us":1.5,"exposed_us":0.5}]}"#;
         assert!(serde_json::to_string(&more).unwrap().ends_with(end));
+        let skipped = Row { loss_scale: Some(32768.0), skipped: true, ..row };
+        let text = serde_json::to_string(&skipped).unwrap();
+        assert!(text.ends_with(r#""loss_scale":32768.0,"skipped":true}"#), "{text}");
     }
 }

@@ -34,6 +34,7 @@ pub struct Trainer {
     step: u64,
     /// What was sent up to here.
     sent: Vec<Sent>,
+    hosts: Vec<Vec<u32>>,
     /// Where the weights came from.
     origin: String,
 }
@@ -75,8 +76,9 @@ impl Trainer {
         let trained = training.sharded().units().flat_map(|unit| &unit.parameters).filter(|p| !p.frozen);
         let trained = trained.map(Parameter::len).sum::<usize>() as f64;
         let predicted = placed.placement.as_ref();
-        let predicted =
-            predicted.map(|p| predict(p, &mesh, &config.policy(), &shape, (parameters, kept, trained)));
+        let predicted = predicted.map(|p| {
+            predict(p, &mesh, &config.policy(), &shape, (parameters, kept, trained), &options(config))
+        });
         let predicted = predicted.unwrap_or_default();
         let batch = mesh.effective_batch(text.deal.micro_batch as usize, text.deal.accumulation as usize);
         let schedule = Schedule {
@@ -100,6 +102,7 @@ impl Trainer {
             schedule,
             step: 0,
             sent: Vec::new(),
+            hosts: comm.layout().hosts().to_vec(),
             origin,
         })
     }
@@ -135,6 +138,8 @@ impl Trainer {
             eval_loss: if measured { self.evaluate()? } else { None },
             sent: Sent::since(&self.sent, &before),
             predicted: if self.step == 1 { self.predicted.clone() } else { Vec::new() },
+            loss_scale: self.training.loss_scale(),
+            skipped: outcome.skipped,
         })
     }
 
@@ -176,6 +181,11 @@ impl Trainer {
     /// What this rank has sent in the steps so far, by group and kind, and how long that took.
     pub fn sent(&self) -> &[Sent] {
         &self.sent
+    }
+
+    /// The ranks of each host.
+    pub fn hosts(&self) -> &[Vec<u32>] {
+        &self.hosts
     }
 
     /// What each group is predicted to send in a step; on rank 0 alone.
@@ -265,7 +275,6 @@ impl Read {
             },
         };
         Llama::check(&model, &options(config), &mesh)?;
-        room::check(&model, config, &mesh, comm.host_ranks().len())?;
         let text = |path: Option<&Path>, flag: &str, made: String, order: Order| {
             let tokens = match path {
                 Some(path) => config.tokenizer.encode_file(path).map_err(|e| with_flag(e, path, flag))?,
@@ -313,6 +322,7 @@ impl Read {
                 mesh.data_parallel_size()
             )));
         }
+        room::check(&model, config, &mesh, comm.host_ranks().len())?;
         let sequence = config.seq_len + padding(config.seq_len, &mesh);
         Ok(Read { mesh, model, text, eval, sequence })
     }
