@@ -8,6 +8,7 @@
 //! | `gone` | ranks that are gone, left, or failed by themselves |
 //! | `parted` | ranks that are alive and do not hear each other |
 //! | `waits` | ranks for which others wait |
+//! | `missing` | of these, by what the errors of others tell |
 //! | `stories` | what the errors of ranks whose time was up say of that |
 //!
 //! The errors know more than the calls: whoever gave up asked all others where they are. So what they say of a rank is
@@ -19,6 +20,7 @@
 mod calls;
 mod gone;
 mod group;
+mod missing;
 mod parted;
 mod stories;
 #[cfg(test)]

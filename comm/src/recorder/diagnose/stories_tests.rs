@@ -169,6 +169,16 @@ fn a_host_that_stood_still_is_not_a_link() {
     let (verdict, culprits, number, text) = one(&behind);
     assert_eq!((verdict, culprits, number), (Verdict::Unresponsive, vec![2, 3], 5));
     assert!(text.contains("Rank 3 was in call 4, all_reduce(8 × float, sum) for 4.0 s"), "{text}");
+    // Or have stood in the call before, which took the others no time, and finished it when they went on.
+    let mut held = [goes_on(2, 5, 0, &told), goes_on(3, 5, S / 1000, &told)];
+    held.iter_mut().for_each(|dump| dump.calls[3].done_ns = Some(dump.calls[3].entered_ns + 4 * S));
+    let [two, three] = held;
+    let (verdict, culprits, _, text) = one(&[dumps[0].clone(), dumps[1].clone(), two, three]);
+    assert_eq!((verdict, culprits), (Verdict::Unresponsive, vec![2, 3]));
+    assert!(
+        text.contains("Rank 3 was in call 4, all_reduce(8 × float, sum) for 4.0 s by its own clock, which"),
+        "{text}"
+    );
     // Where nothing tells, both may be: and nothing is said of when they entered.
     let unclear = [dumps[0].clone(), dumps[1].clone(), goes_on(2, 5, 0, &told), goes_on(3, 5, 0, &told)];
     let (verdict, culprits, _, text) = one(&unclear);

@@ -4,15 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::file::{Current, Dump, Kind};
-use super::super::standstill::{Is, Standstill};
-use super::group::{Group, finding, moment, needs_all, numbered, ranks, seconds, sentence, verb};
-use super::stories::{Story, stories};
+use super::super::standstill::Is;
+use super::group::{Group, finding, moment, numbered, ranks, seconds, sentence, verb};
+use super::missing::{left_no_file, told_missing};
+use super::stories::stories;
 use super::{Finding, Verdict};
 
 /// Who is in a call that is not done.
-struct Waiter<'d> {
+pub(super) struct Waiter<'d> {
     dump: &'d Dump,
-    current: &'d Current,
+    pub current: &'d Current,
     /// Whom it waits for.
     awaited: Vec<usize>,
 }
@@ -40,117 +41,10 @@ pub(super) fn waits(group: &Group<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Who is to blame by what the errors tell.
-fn told_missing(
-    group: &Group<'_>,
-    waiters: &BTreeMap<usize, Waiter<'_>>,
-    story: &Story<'_>,
-    silent: &[usize],
-) -> Vec<Finding> {
-    let told = &story.standstill;
-    let call = told.call.call;
-    let waiting: Vec<usize> = story.tellers.iter().copied().filter(|r| !silent.contains(r)).collect();
-    let waiting = if waiting.is_empty() {
-        told.entered.iter().copied().filter(|r| !silent.contains(r)).collect()
-    } else {
-        waiting
-    };
-    let is = |rank: usize| match story.of(rank).map_or(Is::Unknown, |m| m.is) {
-        // It ended because of what it waited for there.
-        Is::Gone if group.failed_elsewhere.contains(&rank) => Is::Absent,
-        is => is,
-    };
-    let mut kinds: BTreeMap<usize, (Verdict, Is)> =
-        silent.iter().map(|&r| (r, kind(group, waiters.get(&r), told, r, is(r)))).collect();
-    // One rank of a host that stood still says where the others were, if their files do not.
-    let still: BTreeSet<&str> = kinds
-        .iter()
-        .filter(|(_, (verdict, _))| *verdict == Verdict::Unresponsive)
-        .filter_map(|(&rank, _)| group.host(rank))
-        .collect();
-    for (&rank, (verdict, _)) in &mut kinds {
-        let unclear = *verdict == Verdict::Late && entered_ns(group, rank, call).is_none();
-        if unclear && group.host(rank).is_some_and(|host| still.contains(host)) {
-            *verdict = Verdict::Unresponsive;
-        }
-    }
-    let mut by_kind: BTreeMap<(usize, Is), (Verdict, Vec<usize>)> = BTreeMap::new();
-    for (rank, (verdict, is)) in kinds {
-        let order = ORDER.iter().position(|v| *v == verdict).unwrap_or(ORDER.len());
-        // How it was seen matters only where there is no file that tells more.
-        let is = if verdict == Verdict::Silent { is } else { Is::Unknown };
-        by_kind.entry((order, is)).or_insert_with(|| (verdict, Vec::new())).1.push(rank);
-    }
-    let wait = Wait { call, what: numbered(&told.call), waiting, lasted: told.after_ns };
-    let finding_of = |((_, is), (verdict, culprits)): ((usize, Is), (Verdict, Vec<usize>))| {
-        let text = describe(group, waiters, &wait, verdict, is, &culprits);
-        finding(verdict, culprits, call, text)
-    };
-    by_kind.into_iter().map(finding_of).collect()
-}
-
-/// Those to blame first come first.
-const ORDER: [Verdict; 5] =
-    [Verdict::Lost, Verdict::Unresponsive, Verdict::NotEntered, Verdict::Late, Verdict::Silent];
-
-/// What a rank that others miss was doing, by its own file.
-fn kind(
-    group: &Group<'_>,
-    waiter: Option<&Waiter<'_>>,
-    told: &Standstill,
-    rank: usize,
-    is: Is,
-) -> (Verdict, Is) {
-    let call = told.call.call;
-    let verdict = match (group.dumps.get(&rank), waiter) {
-        (None, _) if is == Is::Gone => Verdict::Lost,
-        (None, _) => Verdict::Silent,
-        (Some(dump), None) if call == 0 || dump.entered() < call => Verdict::NotEntered,
-        // It was asked for its file, and the call is not the last.
-        (Some(_), None) => Verdict::Unresponsive,
-        (Some(dump), Some(_)) if dump.failure.is_none() && dump.entered() < call => Verdict::NotEntered,
-        (Some(_), Some(w)) => {
-            let late = w.current.call.call == call && w.current.lasted_ns < told.after_ns / 2;
-            if late && is != Is::Silent { Verdict::Late } else { Verdict::Unresponsive }
-        }
-    };
-    (verdict, is)
-}
-
 /// When a rank entered a call, by its own file, if it was looked up.
 fn entered_ns(group: &Group<'_>, rank: usize, call: u32) -> Option<u64> {
     let entered = group.dumps.get(&rank)?.call(call)?.entered_ns;
     (entered > 0).then_some(entered)
-}
-
-/// Ranks that left no file though others of their host did, and though nobody can have finished the call.
-fn left_no_file(group: &Group<'_>, story: &Story<'_>, findings: &[Finding]) -> Option<Finding> {
-    let call = &story.standstill.call;
-    if !needs_all(call) {
-        return None;
-    }
-    let named = |rank: &usize| findings.iter().any(|f| f.culprits.contains(rank));
-    let hosts: BTreeSet<&str> = group.dumps.keys().filter_map(|r| group.host(*r)).collect();
-    let silent = hosts.into_iter().flat_map(|host| group.on_host(host));
-    let silent: BTreeSet<usize> =
-        silent.filter(|r| !group.dumps.contains_key(r) && !named(r) && story.of(*r).is_none()).collect();
-    let silent: Vec<usize> = silent.into_iter().collect();
-    if silent.is_empty() {
-        return None;
-    }
-    let entered: Vec<usize> = silent.iter().copied().filter(|r| story.entered(*r)).collect();
-    let entered = match entered.is_empty() {
-        true => String::new(),
-        false => format!(" ({} had entered {})", ranks(&entered), numbered(call)),
-    };
-    let text = format!(
-        "{} left no file either{entered}, though others of the same host did: {} stopped or stuck, or ended from outside \
-         before {} could write one.",
-        sentence(&group.names(&silent)),
-        verb(silent.len(), "it is", "they are"),
-        verb(silent.len(), "it", "they"),
-    );
-    Some(finding(Verdict::Silent, silent, call.call, text))
 }
 
 /// Who is to blame by who waits for whom.
@@ -207,7 +101,7 @@ fn followed(group: &Group<'_>, mut waiters: BTreeMap<usize, Waiter<'_>>) -> Vec<
             lasted: longest.map_or(0, |w| w.current.lasted_ns),
             waiting,
         };
-        let text = describe(group, &waiters, &wait, verdict, is, &culprits);
+        let text = describe(group, &wait, verdict, is, &culprits);
         findings.push(finding(verdict, culprits, call, text));
     }
     if findings.is_empty() {
@@ -243,19 +137,18 @@ fn ends(waiters: &BTreeMap<usize, Waiter<'_>>) -> BTreeSet<usize> {
 }
 
 /// A call that does not end.
-struct Wait {
-    call: u32,
+pub(super) struct Wait {
+    pub call: u32,
     /// In words.
-    what: String,
-    waiting: Vec<usize>,
+    pub what: String,
+    pub waiting: Vec<usize>,
     /// How long, ns.
-    lasted: u64,
+    pub lasted: u64,
 }
 
 /// What is told of culprits of a kind; `is` counts for those without a file.
-fn describe(
+pub(super) fn describe(
     group: &Group<'_>,
-    waiters: &BTreeMap<usize, Waiter<'_>>,
     wait: &Wait,
     verdict: Verdict,
     is: Is,
@@ -313,9 +206,8 @@ fn describe(
     for &rank in culprits.iter().take(super::group::LISTED) {
         let which = if n == 1 { "It".to_owned() } else { format!("Rank {rank}") };
         match group.dumps.get(&rank) {
-            Some(_) if verdict == Verdict::Unresponsive => {
-                text += &meanwhile(waiters.get(&rank), call, &which)
-            }
+            // Where it stood is told by the caller.
+            Some(_) if verdict == Verdict::Unresponsive => {}
             Some(dump) => text += &format!(" {}", before(dump, call, &which)),
             None => {
                 if let Some(seen) = group.last_seen(rank).filter(|seen| call == 0 || seen.call < call) {
@@ -336,23 +228,6 @@ fn all_of(group: &Group<'_>, culprits: &[usize]) -> String {
             if all { format!(", all ranks of host {host},") } else { String::new() }
         }
         _ => String::new(),
-    }
-}
-
-/// Where a rank was that stood still, by its own clock.
-fn meanwhile(waiter: Option<&Waiter<'_>>, call: u32, which: &str) -> String {
-    let Some(Waiter { current, .. }) = waiter else { return String::new() };
-    match current.call.call {
-        // When it entered it was not looked up before it failed.
-        _ if current.lasted_ns == 0 => String::new(),
-        here if here == call => {
-            format!(" {which} was in this call for {} by its own clock.", seconds(current.lasted_ns))
-        }
-        _ => format!(
-            " {which} was in {} for {} by its own clock.",
-            numbered(&current.call),
-            seconds(current.lasted_ns)
-        ),
     }
 }
 
