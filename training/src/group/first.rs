@@ -14,9 +14,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// which does nothing else: there the rank that is missing is missed by everyone, under its own number.
 pub(super) fn first(job: &Communicator, error: Error) -> Error {
     match error {
-        Error::Comm(_) => match job.with_timeout(PATIENCE).barrier() {
+        // A call inside a tensor operation may come as the tensor library's.
+        Error::Comm(_) | Error::Tensor(_) => match job.with_timeout(PATIENCE).barrier() {
             Err(e) => Error::Comm(e),
-            // All are there: they disagree about the call itself.
+            // All are there: they disagree about the call itself, or the tensors of this rank do not fit.
             Ok(()) => error,
         },
         // All ranks have it.
