@@ -109,7 +109,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("short.txt");
         let error = Tokenizer::Bytes.encode_file(&path).unwrap_err().to_string();
-        assert!(error.contains("short.txt") && error.contains("--data"), "{error}");
+        assert!(error.contains("short.txt") && error.contains("cannot be read"), "{error}");
         std::fs::write(&path, "x").unwrap();
         let error = Tokenizer::Bytes.encode_file(&path).unwrap_err().to_string();
         assert!(error.contains("1 tokens") && error.contains("at least 2"), "{error}");

@@ -165,7 +165,7 @@ mod tests {
             problem(&config(8, 2), 4, 1),
             "tp=4 does not divide num_key_value_heads=2: use tp=1 or 2, or kv_replicas=2"
         );
-        assert_eq!(problem(&config(9, 3), 2, 1), "tp=2 does not divide num_attention_heads=9: use tp=1");
+        assert_eq!(problem(&config(9, 3), 2, 1), "tp=2 does not divide num_attention_heads=9: use tp=1 or 3");
         assert!(problem(&config(8, 2), 4, 3).contains("use kv_replicas=2"));
         assert!(problem(&config(8, 2), 4, 0).contains("at least one rank"));
         let odd = Config { vocab_size: 257, ..config(8, 4) };
