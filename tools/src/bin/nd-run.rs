@@ -15,8 +15,9 @@ use nd_tools::launch::{Bind, Ended, Error, Event, Group, Output, Plan, signal_na
 use rustix::process::Signal;
 use serde::Serialize;
 
-/// How long ranks may go on after one has failed, before they are asked to end.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+/// How long ranks may go on after one has failed, before they are asked to end: so long they may need to learn who it was, and to
+/// say so.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
 Examples:
