@@ -1,6 +1,7 @@
 //! What can go wrong in a communicator.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::exec::peers::DROPPED;
 use crate::exec::stamp::Stamp;
@@ -172,6 +173,14 @@ impl Error {
             Error::Aborted { rank, culprit, .. } => rank != culprit,
             _ => false,
         }
+    }
+}
+
+/// A time as messages tell it.
+pub(crate) fn seconds(time: Duration) -> String {
+    match time.as_secs_f64() {
+        short @ ..0.1 => format!("{} ms", (short * 1e4).round() / 10.0),
+        long => format!("{long:.1} s"),
     }
 }
 

@@ -127,7 +127,9 @@ impl Region {
             what: "registered memory".into(),
             needed: format!("{len} bytes"),
             limit: format!("{} bytes of address space per rank", self.len),
-            remedy: "free buffers, or use plain memory for this one".into(),
+            remedy:
+                "free buffers, use plain memory for this one, or raise `ulimit -v` and `-f` if they are set"
+                    .into(),
         };
         if self.forked.since() {
             return Err(Error::Forked);

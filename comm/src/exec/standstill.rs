@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::called::Called;
 use super::layout::{REPORT, WHEREABOUTS};
 use super::stamp::{is_later, latest};
+use crate::error::seconds;
 use crate::schedule::Collective;
 
 /// Ranks of which a rank says more than that something came of them.
@@ -305,13 +306,17 @@ fn last(said: &BTreeMap<usize, Whereabouts>, rank: usize) -> (Option<Called>, bo
 
 impl fmt::Display for Standstill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} did not finish within {:.1} s; ", self.call, self.after.as_secs_f64())?;
-        let named: Vec<String> = self.entered.iter().take(NAMED).map(|&rank| self.name(rank)).collect();
-        let more = match self.entered.len().saturating_sub(NAMED) {
+        write!(f, "{} did not finish within {}; ", self.call, seconds(self.after))?;
+        // Of those that have fallen silent since, more is said below.
+        let silent =
+            |rank: &usize| self.missing.iter().any(|m| m.rank == *rank && matches!(m.is, Is::Silent));
+        let entered: Vec<usize> = self.entered.iter().copied().filter(|rank| !silent(rank)).collect();
+        let named: Vec<String> = entered.iter().take(NAMED).map(|&rank| self.name(rank)).collect();
+        let more = match entered.len().saturating_sub(NAMED) {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        let have = if self.entered.len() == 1 { "has" } else { "have" };
+        let have = if entered.len() == 1 { "has" } else { "have" };
         write!(f, "{}{more} {have} entered it", named.join(", "))?;
         for missing in &self.missing {
             let name = self.name(missing.rank);

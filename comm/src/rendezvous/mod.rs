@@ -338,6 +338,5 @@ fn listen_tcp(
 }
 
 fn seconds(d: Duration) -> String {
-    let text = format!("{:.1}", d.as_secs_f64());
-    format!("{} s", text.strip_suffix(".0").unwrap_or(&text))
+    crate::error::seconds(d).replace(".0 s", " s")
 }

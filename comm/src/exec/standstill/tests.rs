@@ -70,6 +70,10 @@ fn who_has_come_and_does_not_answer_is_silent() {
     hears.heard = vec![1];
     let found = of(3, &[(0, hears.clone()), (2, waits(call, &[1]))]);
     assert_eq!((&found.entered[..], found.missing[0].is), (&[0, 1, 2][..], Is::Silent));
+    let once = "; rank 0, rank 2 have entered it; rank 1 has entered it and does not answer since";
+    assert!(found.to_string().contains(once), "{found}");
+    let soon = Standstill { after: Duration::from_micros(1500), ..found };
+    assert!(soon.to_string().contains("within 1.5 ms; "), "{soon}");
     // Nobody waits for it: it has done its part.
     let found = of(3, &[(0, hears), (2, waits(call, &[]))]);
     assert_eq!((&found.entered[..], &found.missing[..]), (&[0, 1, 2][..], &[][..]));

@@ -163,10 +163,10 @@ impl Fabric {
         self.end(&mut self.inbox(), pair, why);
         let (me, peer, host) = (self.me, pair.peer, &pair.host);
         if self.strict {
-            if let state @ State::Closed(_) = &mut *pair.state() {
-                *state = State::Over(why.into());
-            }
             let why = format!("ND_TRANSPORT=verbs, but {why}; use auto for TCP instead");
+            if let state @ State::Closed(_) = &mut *pair.state() {
+                *state = State::Over(why.clone());
+            }
             return Err(Error::Unreachable { from: me, to: peer, why });
         }
         *pair.state() = State::Plain;
