@@ -201,7 +201,7 @@ impl Strikes {
         let called = self.called.get();
         let after = called.max(struck).elapsed().as_secs_f64();
         let call = match called.saturating_duration_since(struck).as_secs_f64() {
-            0.0 => String::new(),
+            ..0.05 => String::new(),
             later => format!(" in a call that it began {later:.3} s later"),
         };
         let own = if faults.iter().any(|fault| fault.rank == rank) { ", itself to blame" } else { "" };

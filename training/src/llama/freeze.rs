@@ -14,6 +14,9 @@ pub(super) fn freeze(units: &mut [Unit], patterns: &[String]) {
 /// # Errors
 /// [`Error::Config`] for a pattern that names nothing, or when nothing is left to train.
 pub(super) fn check_freeze(config: &Config, patterns: &[String]) -> Result<()> {
+    if patterns.is_empty() {
+        return Ok(());
+    }
     let names: Vec<String> = config.tensors().into_iter().map(|(name, ..)| name).collect();
     if let Some(idle) = patterns.iter().find(|pattern| !names.iter().any(|name| matches(pattern, name))) {
         return Err(Error::Config(format!(

@@ -86,6 +86,9 @@ impl Door {
         let mut session = respond(timed, &self.common.secret, CONTEXT)?;
         state.proven.store(true, Ordering::Release);
         let identity = session.receive(IDENTITY)?;
+        if identity == WITHDRAWN {
+            return Ok(());
+        }
         let identity = Identity::decode(&identity).ok_or_else(|| refused(address, "sent no identity"))?;
         let me = self.common.me;
         let problem = match self.links.get(&identity.from) {
@@ -499,6 +502,8 @@ pub const TICK: Duration = Duration::from_millis(50);
 pub const WELCOME: &[u8] = b"welcome";
 /// The same, when it is about to connect to that peer itself.
 pub const CROSSED: &[u8] = b"crossed";
+/// Said in place of an identity by a rank whose peer has connected meanwhile.
+pub const WITHDRAWN: &[u8] = b"withdrawn";
 /// What a welcome peer says.
 pub const CONFIRMED: &[u8] = b"confirmed";
 fn refused(who: SocketAddr, why: &str) -> Error {

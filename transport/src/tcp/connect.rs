@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::accept::{CONFIRMED, CONTEXT, CROSSED, HANDSHAKE, TICK, Timed, WELCOME};
+use super::accept::{CONFIRMED, CONTEXT, CROSSED, HANDSHAKE, TICK, Timed, WELCOME, WITHDRAWN};
 use super::address::Candidate;
 use super::connection::Connection;
 use super::identity::{Identity, Side, keys};
@@ -70,7 +70,8 @@ pub fn connect(
         let left = until.saturating_duration_since(Instant::now());
         if tried.hung_up && !stop() && tried.refusal.is_none() && !left.is_zero() {
             // Jitter, so that those who were sent away together do not come back together.
-            rest(pause.mul_f64(0.5 + rand::random::<f64>()).min(left), stop);
+            let enough = || stop() || target.meeting.is_settled();
+            rest(pause.mul_f64(0.5 + rand::random::<f64>()).min(left), &enough);
             pause = (pause * 2).min(PAUSE_MAX);
             continue;
         }
@@ -113,6 +114,9 @@ fn once(
 ) -> Result<Option<Connected>> {
     let mut refused = false;
     for (at, candidate) in target.candidates.iter().enumerate() {
+        if target.meeting.is_settled() {
+            return Ok(Some(Connected::Crossed));
+        }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             tried.what.push(format!("{} not tried, the time was over", candidate.to));
@@ -243,6 +247,7 @@ fn introduce(
 ) -> Result<Option<Arc<Connection>>> {
     let mut session = initiate(Timed { stream, until, stop }, &common.secret, CONTEXT)?;
     if !target.meeting.ask() {
+        session.send(WITHDRAWN)?;
         return Ok(None);
     }
     let encrypts = common.records_per_key.is_some();

@@ -1,6 +1,7 @@
 //! The way to one peer.
 #![allow(unsafe_code)] // `Link::put` and `Link::read` are unsafe to call
 
+use std::cell::Cell;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -26,6 +27,9 @@ use crate::{Abilities, Cost, Error, INLINE_PART, Link, Part, Result, Signal, Sto
 
 /// After so long without a word a peer's system counts as silent: TCP sends again what was not acknowledged then.
 pub const SILENCE: Duration = Duration::from_millis(200);
+
+/// So long an attempt may go on that is needed no more: cut off in the middle, the peer would tell of it as a stranger's.
+const NEEDLESS: Duration = Duration::from_secs(1);
 
 /// What the links of one endpoint share.
 #[derive(Debug)]
@@ -371,7 +375,13 @@ impl TcpLink {
             answered: &|stream| self.set_sign(stream.map_or(Sign::Unknown, Sign::of)),
         };
         self.set_sign(Sign::Awaited(Instant::now()));
-        let stop = || stop.load(Ordering::SeqCst) || self.meeting.is_settled();
+        let settled = Cell::new(None);
+        let stop = || {
+            let begun = || settled.get().unwrap_or_else(Instant::now);
+            settled.set(self.meeting.is_settled().then(begun));
+            let needless = settled.get().is_some_and(|since| since.elapsed() >= NEEDLESS);
+            needless || stop.load(Ordering::SeqCst)
+        };
         let connected = connect(target, &self.common, until, &stop);
         self.set_sign(Sign::Unknown);
         match connected {
