@@ -62,8 +62,11 @@ impl Error {
     /// Whether it only follows from another rank's.
     pub fn is_echo(&self) -> bool {
         match self {
+            // All ranks take the same steps: one that leaves before has failed, and tells why.
             Error::Training(nd_training::Error::Comm(e))
-            | Error::Step { error: nd_training::Error::Comm(e), .. } => e.is_echo(),
+            | Error::Step { error: nd_training::Error::Comm(e), .. } => {
+                e.is_echo() || matches!(e, nd_comm::Error::PeerFailed { .. })
+            }
             _ => false,
         }
     }
