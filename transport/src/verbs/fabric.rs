@@ -21,6 +21,10 @@ const POLL: usize = 32;
 /// How often that is done before others have their turn, though a peer never stops sending.
 const POLLS: usize = 16;
 
+/// So many looks at the completions for one at what the devices tell of themselves: nothing else shows it to a rank that is
+/// never idle.
+const LOOKS: u32 = 4096;
+
 /// By which port a rank reaches a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rail {
@@ -148,6 +152,8 @@ struct Inbox {
     completions: Box<[ibv_wc; POLL]>,
     /// Receive buffers to be given back.
     taken: Vec<u32>,
+    /// How often it was looked what the devices have done.
+    looks: u32,
     /// The next completion is told of.
     armed: bool,
     /// What of the devices' forgotten windows the pairs know.
@@ -191,6 +197,7 @@ impl Fabric {
                 routes: HashMap::new(),
                 completions,
                 taken: Vec::with_capacity(POLL),
+                looks: 0,
                 armed: false,
                 forgotten,
                 errors: Vec::new(),
@@ -290,7 +297,8 @@ impl Fabric {
     /// Takes what the devices have done.
     fn collect(&self, inbox: &mut Inbox) -> bool {
         let mut moved = false;
-        if self.stirred.swap(false, Ordering::AcqRel) {
+        inbox.looks = inbox.looks.wrapping_add(1);
+        if self.stirred.swap(false, Ordering::AcqRel) || inbox.looks.is_multiple_of(LOOKS) {
             self.hear(inbox);
         }
         for place in 0..self.adapters.len() {
