@@ -331,8 +331,8 @@ fn devices_that_refuse_work_are_named() {
 #[test]
 fn a_port_that_goes_down_in_a_call_is_named() {
     let errors = errors(Machine::new(2).faults("mock0/send#40=port_down"));
-    has(&errors[0], &["rank 1 on ", "mock0:1"]);
-    has(&errors[1], &["rank "]);
+    // Either of the two may be the first to miss the other, and tells it.
+    errors.iter().for_each(|error| has(error, &["rank ", "mock0:1"]));
     assert!(errors.iter().any(|e| e.contains("status 12")), "{errors:?}");
 }
 
