@@ -162,7 +162,10 @@ impl World {
             return Err(libc::EINVAL);
         }
         let Some(pair) = self.pairs.get_mut(&id) else { return Err(libc::EINVAL) };
-        pair.state = attr.qp_state;
+        // One that met its end on the way stays at it.
+        if pair.state == from {
+            pair.state = attr.qp_state;
+        }
         match attr.qp_state {
             IBV_QPS_INIT => (pair.port, pair.access) = (attr.port_num, attr.qp_access_flags),
             IBV_QPS_RTR => pair.peer = attr.dest_qp_num,
