@@ -211,6 +211,19 @@ impl Fabric {
         }
     }
 
+    /// Why the way is closed that the peer says is: what this rank's device tells of it comes first.
+    fn cause(&self, pair: &Pair, verdict: &[u8]) -> String {
+        let said = format!("rank {} says: {}", pair.peer, String::from_utf8_lossy(verdict));
+        let mut inbox = self.inbox();
+        self.hear(&mut inbox);
+        self.collect(&mut inbox);
+        drop(inbox);
+        match &*pair.state() {
+            State::Closed(own) => format!("{own}; {said}"),
+            _ => said,
+        }
+    }
+
     /// The way is to be found open by this rank, and what came by it right by the other.
     fn call(&self, pair: &Pair, talk: &mut dyn Talk) -> Result<()> {
         let peer = pair.peer;
@@ -233,8 +246,7 @@ impl Fabric {
         talk.send(GO)?;
         let verdict = talk.receive(hello::LONGEST)?;
         if verdict != GO {
-            let why = String::from_utf8_lossy(&verdict).into_owned();
-            return self.plain(pair, &format!("rank {peer} says: {why}"));
+            return self.plain(pair, &self.cause(pair, &verdict));
         }
         // The other one counts on it by now.
         if let Err(error) = self.open(pair, &theirs) {
@@ -260,8 +272,7 @@ impl Fabric {
         };
         let verdict = talk.receive(hello::LONGEST)?;
         if verdict != GO {
-            let why = String::from_utf8_lossy(&verdict).into_owned();
-            return self.plain(pair, &format!("rank {peer} says: {why}"));
+            return self.plain(pair, &self.cause(pair, &verdict));
         }
         let wrong = trial.wrong(mtu as usize).map(|at| {
             format!(
