@@ -149,6 +149,8 @@ pub struct Fabric {
 struct Inbox {
     /// By the adapter's place and the number of the queue pair.
     routes: HashMap<(usize, u32), Arc<Pair>>,
+    /// Queue pairs that a device has ended and that stand in no route: no more, or not yet.
+    strays: Vec<(usize, u32)>,
     completions: Box<[ibv_wc; POLL]>,
     /// Receive buffers to be given back.
     taken: Vec<u32>,
@@ -195,6 +197,7 @@ impl Fabric {
             care,
             inbox: Mutex::new(Inbox {
                 routes: HashMap::new(),
+                strays: Vec::new(),
                 completions,
                 taken: Vec::with_capacity(POLL),
                 looks: 0,
@@ -410,20 +413,24 @@ impl Fabric {
                         );
                         self.fail_all(inbox, place, &why);
                     }
-                    Event::Pair(number) => {
-                        if let Some(pair) = inbox.routes.get(&(place, number)).cloned() {
-                            let why = format!(
-                                "the device gave up their queue pair on {}, as it does when the peer writes to memory that \
-                                 was taken back; the peer's error may say more",
-                                pair.rail.name
-                            );
-                            self.fail(inbox, &pair, Fault::Broken(why));
-                        }
-                    }
+                    Event::Pair(number) => match inbox.routes.get(&(place, number)).cloned() {
+                        Some(pair) => self.given_up(inbox, &pair),
+                        None => inbox.strays.push((place, number)),
+                    },
                     Event::Other => {}
                 }
             }
         }
+    }
+
+    /// The device has ended a queue pair.
+    fn given_up(&self, inbox: &mut Inbox, pair: &Pair) {
+        let why = format!(
+            "the device gave up their queue pair on {}, as it does when the peer writes to memory that was taken back; the \
+             peer's error may say more",
+            pair.rail.name
+        );
+        self.fail(inbox, pair, Fault::Broken(why));
     }
 
     fn fail_all(&self, inbox: &mut Inbox, place: usize, why: &str) {

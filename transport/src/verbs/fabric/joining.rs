@@ -47,6 +47,8 @@ impl Fabric {
         }
         let gid = device.gid(port, pair.rail.gid_index.into()).map_err(at)?;
         let queue_pair = adapter.pair().map_err(|e| format!("{name} makes no more queue pairs: {e}"))?;
+        // Told of one before that had this number.
+        self.inbox().strays.retain(|stray| *stray != (pair.rail.adapter, queue_pair.number()));
         let trial = adapter.trial();
         let hello = Hello {
             number: queue_pair.number(),
@@ -102,7 +104,11 @@ impl Fabric {
         let mut inbox = self.inbox();
         *pair.state() = State::Joining(Box::new(queue));
         let pair = self.by_rank[&pair.peer].clone();
-        inbox.routes.insert((pair.rail.adapter, number), pair);
+        let route = (pair.rail.adapter, number);
+        inbox.routes.insert(route, pair.clone());
+        if inbox.strays.contains(&route) {
+            self.given_up(&mut inbox, &pair);
+        }
         Ok((trial, bytes_of_mtu(mtu)))
     }
 
