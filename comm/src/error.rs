@@ -70,7 +70,7 @@ pub enum Error {
         told_by: Option<usize>,
     },
     /// Another rank reported that it failed.
-    #[error("rank {rank} gave up because rank {culprit} failed: {why}")]
+    #[error("rank {rank} gave up because {}: {why}", blame(*rank, *culprit))]
     PeerFailed {
         /// This rank.
         rank: usize,
@@ -163,8 +163,8 @@ impl Error {
     /// its ranks can leave it out.
     pub fn is_echo(&self) -> bool {
         match self {
-            // One that leaves in order has nothing to tell.
-            Error::PeerFailed { why, .. } => why != DROPPED,
+            // One that leaves in order has nothing to tell; nor has anybody else what this rank knows of itself.
+            Error::PeerFailed { rank, culprit, why } => why != DROPPED && rank != culprit,
             Error::Failed { .. } => true,
             // Who is missing itself has something to explain.
             Error::Timeout { rank, standstill, told_by } => {
@@ -174,6 +174,11 @@ impl Error {
             _ => false,
         }
     }
+}
+
+/// Why a rank gave up, by the word of another.
+fn blame(rank: usize, culprit: usize) -> String {
+    if rank == culprit { "others have lost it".into() } else { format!("rank {culprit} failed") }
 }
 
 /// A time as messages tell it.

@@ -1,7 +1,6 @@
 //! The way to one peer.
 #![allow(unsafe_code)] // `Link::put` and `Link::read` are unsafe to call
 
-use std::cell::Cell;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -21,12 +20,10 @@ use super::outgoing::{Gone, Outgoing};
 use super::pacing::Preferred;
 use super::raw;
 use super::rider::Rider;
+use super::sign::Sign;
 use super::wire::{HEAD, Put};
 use crate::secure::Secret;
 use crate::{Abilities, Cost, Error, INLINE_PART, Link, Part, Result, Signal, Stop, Ticket, Transport};
-
-/// After so long without a word a peer's system counts as silent: TCP sends again what was not acknowledged then.
-pub const SILENCE: Duration = Duration::from_millis(200);
 
 /// So long an attempt may go on that is needed no more: cut off in the middle, the peer would tell of it as a stranger's.
 const NEEDLESS: Duration = Duration::from_secs(1);
@@ -66,24 +63,6 @@ impl Common {
     /// What descriptions of connections say.
     fn sealed(&self) -> &'static str {
         if self.records_per_key.is_some() { " encrypted" } else { "" }
-    }
-}
-
-/// What shows whether the system of a peer is there that this rank has no connection with yet.
-#[derive(Debug, Default)]
-pub enum Sign {
-    #[default]
-    Unknown,
-    /// An attempt to connect is on its way since then, and nothing has answered.
-    Awaited(Instant),
-    /// The two shake hands by this.
-    Stream(TcpStream),
-}
-
-impl Sign {
-    /// Of two that shake hands.
-    pub fn of(stream: &TcpStream) -> Sign {
-        stream.try_clone().map_or(Sign::Unknown, Sign::Stream)
     }
 }
 
@@ -255,11 +234,7 @@ impl TcpLink {
         if let Some(connection) = self.meeting.connection() {
             return raw::info(connection.stream.as_fd()).repeats > 0;
         }
-        let silent = match &*self.sign.lock().unwrap_or_else(PoisonError::into_inner) {
-            Sign::Unknown => false,
-            Sign::Awaited(since) => since.elapsed() >= SILENCE,
-            Sign::Stream(stream) => raw::info(stream.as_fd()).repeats > 0,
-        };
+        let silent = self.sign.lock().unwrap_or_else(PoisonError::into_inner).is_silent();
         silent || self.gone.get().is_some()
     }
 
@@ -375,13 +350,7 @@ impl TcpLink {
             answered: &|stream| self.set_sign(stream.map_or(Sign::Unknown, Sign::of)),
         };
         self.set_sign(Sign::Awaited(Instant::now()));
-        let settled = Cell::new(None);
-        let stop = || {
-            let begun = || settled.get().unwrap_or_else(Instant::now);
-            settled.set(self.meeting.is_settled().then(begun));
-            let needless = settled.get().is_some_and(|since| since.elapsed() >= NEEDLESS);
-            needless || stop.load(Ordering::SeqCst)
-        };
+        let stop = || stop.load(Ordering::SeqCst) || self.meeting.settled_for() >= NEEDLESS;
         let connected = connect(target, &self.common, until, &stop);
         self.set_sign(Sign::Unknown);
         match connected {

@@ -25,6 +25,8 @@ pub struct Meeting {
 #[derive(Debug)]
 struct State {
     crossing: Crossing,
+    /// Since when attempts are of no use.
+    settled: Option<Instant>,
     connection: Option<Arc<Connection>>,
 }
 
@@ -52,7 +54,7 @@ pub enum Dialled {
 
 impl Meeting {
     pub fn new(me: usize, peer: usize) -> Meeting {
-        let state = State { crossing: Crossing::new(me, peer), connection: None };
+        let state = State { crossing: Crossing::new(me, peer), settled: None, connection: None };
         Meeting { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -62,7 +64,12 @@ impl Meeting {
 
     /// Changes it, and has whoever waits look.
     fn change<T>(&self, how: impl FnOnce(&mut State) -> T) -> T {
-        let result = how(&mut self.state());
+        let mut state = self.state();
+        let result = how(&mut state);
+        if state.crossing.is_settled() {
+            state.settled.get_or_insert_with(Instant::now);
+        }
+        drop(state);
         self.changed.notify_all();
         result
     }
@@ -80,6 +87,11 @@ impl Meeting {
     /// Whether there is no use in connecting any more.
     pub fn is_settled(&self) -> bool {
         self.state().crossing.is_settled()
+    }
+
+    /// For how long there has been none.
+    pub fn settled_for(&self) -> Duration {
+        self.state().settled.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// What to do in order to have a connection; waits, until `until` or until stopped, for a peer that is about to

@@ -24,6 +24,7 @@
 //! | `receive` | receiving |
 //! | `landing` | the caller's memory that a peer may put into |
 //! | `rider` | another way for the payload, agreed on while connecting |
+//! | `sign` | what shows whether a peer that is not connected is there |
 //! | `raw` | lent and exposed memory in system calls |
 //!
 //! **Progress.** With few connections each is simply read, which costs one system call and no detour by way of the
@@ -62,6 +63,7 @@ mod raw;
 mod receive;
 mod rider;
 pub mod seal;
+mod sign;
 #[cfg(test)]
 mod tests;
 pub mod wire;
