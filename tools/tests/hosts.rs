@@ -1,5 +1,6 @@
 //! Real processes on several hosts: network namespaces, shared memory within, TCP across.
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use nd_tests::hosts::{Hosts, Network};
@@ -117,26 +118,30 @@ fn shared_memory_between_hosts_is_refused() {
     }
 }
 
+/// A file of two hosts with two ranks each, and what reaches them as ssh does.
+fn file_and_shell(hosts: &Hosts, folder: &Path) -> (PathBuf, PathBuf) {
+    let file = folder.join("hosts");
+    std::fs::write(&file, format!("{} slots=2\n{} slots=2\n", hosts.v4(0), hosts.v4(1))).expect("a file");
+    (file, hosts.remote_shell(folder).expect("a script"))
+}
+
+/// `nd-bench` with these arguments on the hosts of a file.
+fn remotely(arguments: &str, (file, shell): &(PathBuf, PathBuf)) -> Command {
+    let mut command = Command::new(BENCH);
+    command.args(arguments.split(' ')).arg("--hosts").arg(file).arg("--rsh").arg(shell);
+    command
+}
+
 #[test]
 fn a_file_of_hosts_and_a_remote_shell() {
     let Some(hosts) = Hosts::new("a_file_of_hosts_and_a_remote_shell", 2) else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    let shell = hosts.remote_shell(folder.path()).expect("a script");
-    let file = folder.path().join("hosts");
-    std::fs::write(&file, format!("{} slots=2\n{} slots=2\n", hosts.v4(0), hosts.v4(1))).expect("a file");
-    let nd_bench = |name: &str| {
-        Command::new(BENCH)
-            .args([name, "-b", "8", "-e", "32K", "-f", "64", "-n", "2", "--hosts"])
-            .arg(&file)
-            .arg("--rsh")
-            .arg(&shell)
-            .output()
-            .expect("it starts")
-    };
-    let table = all_right(&[nd_bench("allgather")]);
+    let by = file_and_shell(&hosts, folder.path());
+    let nd_bench = || remotely("allgather -b 8 -e 32K -f 64 -n 2", &by).output().expect("it starts");
+    let table = all_right(&[nd_bench()]);
     assert_eq!(table.matches("#  Rank ").count(), 4, "{table}");
-    std::fs::write(&file, "nowhere slots=1\n").expect("a file");
-    let out = nd_bench("allgather");
+    std::fs::write(&by.0, "nowhere slots=1\n").expect("a file");
+    let out = nd_bench();
     assert!(!out.status.success() && text(&out.stderr).contains("nowhere"), "{}", text(&out.stderr));
 }
 
@@ -152,17 +157,9 @@ fn processes_with(word: &str) -> usize {
 fn nothing_runs_on_after_a_remote_start_was_killed() {
     let Some(hosts) = Hosts::new("nothing_runs_on_after_a_remote_start_was_killed", 2) else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    let shell = hosts.remote_shell(folder.path()).expect("a script");
-    let file = folder.path().join("hosts-of-the-killed");
-    std::fs::write(&file, format!("{} slots=2\n{} slots=2\n", hosts.v4(0), hosts.v4(1))).expect("a file");
-    let mut nd_bench = Command::new(BENCH)
-        .args(["allreduce", "-b", "8", "-e", "8", "-N", "0", "--hosts"])
-        .arg(&file)
-        .arg("--rsh")
-        .arg(&shell)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("it starts");
+    let by = file_and_shell(&hosts, folder.path());
+    let mut nd_bench =
+        remotely("allreduce -b 8 -e 8 -N 0", &by).stdout(Stdio::piped()).spawn().expect("it starts");
     // The first line comes from rank 0, when all ranks have met.
     let mut line = String::new();
     std::io::BufRead::read_line(
@@ -170,7 +167,7 @@ fn nothing_runs_on_after_a_remote_start_was_killed() {
         &mut line,
     )
     .expect("a line");
-    let word = file.to_str().expect("a path");
+    let word = by.0.to_str().expect("a path");
     assert!(processes_with(word) > 4, "{line}");
     nd_bench.kill().expect("it runs");
     nd_bench.wait().expect("it ends");
