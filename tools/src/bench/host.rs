@@ -43,13 +43,6 @@ pub fn devices(comm: &Communicator) -> Result<Vec<Device>> {
     Ok(all.chunks(CARD).enumerate().map(read).collect())
 }
 
-/// In bytes; none: the system does not say.
-pub fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
-}
-
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':'));

@@ -3,6 +3,7 @@
 use nd_comm::number::{DataType, F8E4M3, F8E5M2, ReduceOp};
 use nd_comm::prelude::Communicator;
 use nd_comm::schedule::Collective;
+use nd_topology::providers::memory;
 
 use super::call::Memory;
 use super::collective::Bench;
@@ -226,7 +227,7 @@ impl Task<'_> {
 
 /// Refuses what would only be found out by the kernel's out-of-memory killer.
 fn check_memory(comm: &Communicator, options: &Options) -> Result<(), Error> {
-    let Some(available) = host::available_memory() else { return Ok(()) };
+    let Some(available) = memory::available() else { return Ok(()) };
     // Asked on one host at one moment, so that all ranks come to one answer; the least of all hosts counts.
     let available = gathered(comm, &[available])?.into_iter().min().unwrap_or(0);
     let here = comm.host_ranks().len() as u64;

@@ -154,11 +154,8 @@ fn bar(steps: u64) -> Option<ProgressBar> {
 }
 
 /// 851,968 → `0.85 million`.
-fn count(n: usize) -> String {
-    match n as f64 {
-        n if n >= 1e9 => format!("{:.2} billion", n / 1e9),
-        n => format!("{:.2} million", n / 1e6),
-    }
+fn count(n: f64) -> String {
+    if n >= 1e9 { format!("{:.2} billion", n / 1e9) } else { format!("{:.2} million", n / 1e6) }
 }
 
 /// The groups, with the links under them and what is predicted for a step.

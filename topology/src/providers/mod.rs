@@ -8,6 +8,7 @@
 #[cfg(feature = "hwloc")]
 pub mod hwloc;
 pub mod measured;
+pub mod memory;
 pub mod nvml;
 pub mod rdma;
 pub mod sysfs;

@@ -197,9 +197,15 @@ impl Config {
         tensors
     }
 
-    /// How many numbers the model has.
-    pub fn parameters(&self) -> usize {
-        self.tensors().iter().map(|(_, shape, _)| shape.iter().product::<usize>()).sum()
+    /// How many numbers the model has, exactly up to 2^53. No tensor is listed, as a configuration may ask for any number of
+    /// layers.
+    pub fn parameters(&self) -> f64 {
+        let len = |shape: &[usize]| shape.iter().map(|&n| n as f64).product::<f64>();
+        let block: f64 = LayerTensor::of(self).into_iter().map(|tensor| len(&tensor.shape(self))).sum();
+        let embeddings = if self.tie_word_embeddings { 1.0 } else { 2.0 };
+        self.num_hidden_layers as f64 * block
+            + embeddings * len(&[self.vocab_size, self.hidden_size])
+            + len(&[self.hidden_size])
     }
 }
 
@@ -303,8 +309,8 @@ impl LayerTensor {
     pub(crate) fn shape(self, config: &Config) -> Vec<usize> {
         use LayerTensor::*;
         let hidden = config.hidden_size;
-        let heads = config.num_attention_heads * config.head_dim;
-        let kv_heads = config.num_key_value_heads * config.head_dim;
+        let heads = config.num_attention_heads.saturating_mul(config.head_dim);
+        let kv_heads = config.num_key_value_heads.saturating_mul(config.head_dim);
         match self {
             AttentionNorm | FeedForwardNorm | OutputBias | DownBias => vec![hidden],
             Query => vec![heads, hidden],
@@ -455,7 +461,7 @@ mod tests {
         let config = Config::from_json(SMALL).unwrap();
         assert_eq!((config.head_dim, config.rope_theta), (64, 1e5));
         assert_eq!(config.tensors().len(), 272);
-        assert_eq!(config.parameters(), 134_515_008);
+        assert_eq!(config.parameters(), 134_515_008.0);
     }
 
     #[test]
@@ -473,7 +479,10 @@ mod tests {
         for (attention_bias, mlp_bias, tensors) in [(true, false, 13), (false, true, 12), (true, true, 16)] {
             let config = Config { attention_bias, mlp_bias, num_hidden_layers: 1, ..Config::default() };
             assert_eq!(Config::from_json(&config.to_json()).unwrap(), config);
-            assert_eq!(config.tensors().len(), 2 + tensors);
+            let all = config.tensors();
+            assert_eq!(all.len(), 2 + tensors);
+            let listed: usize = all.iter().map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
+            assert_eq!(config.parameters(), listed as f64);
         }
     }
 

@@ -154,7 +154,7 @@ fn on_mesh(cp: usize, tp: usize, config: &Config, options: &Options, dtype: DTyp
             }
         }
     }
-    assert_eq!(counted, config.parameters(), "every number is counted once in a norm");
+    assert_eq!(counted as f64, config.parameters(), "every number is counted once in a norm");
     (loss, whole)
 }
 

@@ -1,6 +1,6 @@
 //! Whether a model fits into the memory of the host, before any of it is taken.
 
-use std::path::Path;
+use nd_topology::providers::memory;
 
 use super::Config;
 use crate::error::{Error, Result};
@@ -12,8 +12,8 @@ use crate::mesh::{Axis, Mesh};
 /// # Errors
 /// [`Error::Config`] with both numbers.
 pub fn check(model: &llama::Config, config: &Config, mesh: &Mesh, local_ranks: usize) -> Result<()> {
-    match available() {
-        Some(available) => fits(least(model, config, mesh)?, local_ranks, available),
+    match memory::available() {
+        Some(available) => fits(least(model, config, mesh)?, local_ranks, available as f64),
         None => Ok(()),
     }
 }
@@ -39,7 +39,7 @@ fn least(model: &llama::Config, config: &Config, mesh: &Mesh) -> Result<f64> {
     let size = |axis| mesh.size(axis) as f64;
     let (tp, cp) = (size(Axis::Tp), size(Axis::Cp));
     let shards = size(Axis::DpShard) * cp;
-    let parameters = parameters(model) / tp;
+    let parameters = model.parameters() / tp;
     let compute = config.dtype.size_in_bytes() as f64;
     let of = |from: u8| if config.zero >= from { parameters / shards } else { parameters };
     let state = of(1) * 12.0 + of(2) * 4.0 + if compute < 4.0 { of(3) * compute } else { 0.0 };
@@ -50,43 +50,9 @@ fn least(model: &llama::Config, config: &Config, mesh: &Mesh) -> Result<f64> {
     Ok(state + tokens * (blocks * compute + model.vocab_size as f64 / tp * compute))
 }
 
-/// As [`llama::Config::parameters`], of any numbers: nothing is listed, and nothing overflows.
-fn parameters(model: &llama::Config) -> f64 {
-    let [hidden, ffn, heads, kv_heads, width] = [
-        model.hidden_size,
-        model.intermediate_size,
-        model.num_attention_heads,
-        model.num_key_value_heads,
-        model.head_dim,
-    ]
-    .map(|n| n as f64);
-    let block = hidden * width * (2.0 * heads + 2.0 * kv_heads) + 3.0 * hidden * ffn + 2.0 * hidden;
-    let ends = if model.tie_word_embeddings { 1.0 } else { 2.0 } * model.vocab_size as f64 * hidden + hidden;
-    model.num_hidden_layers as f64 * block + ends
-}
-
-/// Bytes that the host has left: of all its memory, and of what the container may use. None: the system does not say.
-fn available() -> Option<f64> {
-    let number = |path: &str| std::fs::read_to_string(Path::new(path)).ok()?.trim().parse::<f64>().ok();
-    let all = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = all.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let host = line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0;
-    // What is used there may be files, which make room.
-    let container = number("/sys/fs/cgroup/memory.max");
-    Some(container.map_or(host, |limit| limit.min(host)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parameters_are_counted_without_listing_them() {
-        for tie_word_embeddings in [true, false] {
-            let model = llama::Config { tie_word_embeddings, ..llama::Config::default() };
-            assert_eq!(parameters(&model), model.parameters() as f64);
-        }
-    }
 
     #[test]
     fn what_cannot_fit_is_refused_with_both_numbers() {
