@@ -14,10 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// which does nothing else: there the rank that is missing is missed by everyone, under its own number.
 pub(super) fn first(job: &Communicator, error: Error) -> Error {
     match error {
-        // A call inside a tensor operation may come as the tensor library's.
-        Error::Comm(_) | Error::Tensor(_) => match job.with_timeout(PATIENCE).barrier() {
+        Error::Comm(_) => match job.with_timeout(PATIENCE).barrier() {
             Err(e) => Error::Comm(e),
-            // All are there: they disagree about the call itself, or the tensors of this rank do not fit.
+            // All are there: they disagree about the call itself.
             Ok(()) => error,
         },
         // All ranks have it.
