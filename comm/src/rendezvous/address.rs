@@ -1,7 +1,7 @@
 //! Where ranks meet.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
 /// Where ranks meet.
@@ -79,19 +79,25 @@ impl FromStr for Address {
             };
         }
         let (host, port) = text.rsplit_once(':').ok_or_else(|| format!("no port in {text:?}"))?;
-        let bracketed = host.starts_with('[') && host.ends_with(']');
-        if host.contains(':') && !bracketed {
+        let bracketed = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        if host.contains(':') && bracketed.is_none() {
             return Err(format!("an IPv6 address stands in brackets: [{host}]:{port}"));
         }
-        if host.is_empty() || host == "[]" {
+        let bare = bracketed.unwrap_or(host);
+        if bare.is_empty() {
             return Err(format!("no host in {text:?}"));
         }
-        if host.chars().any(|c| c.is_whitespace() || c == '/') {
+        if bare.chars().any(|c| c.is_whitespace() || matches!(c, '/' | '[' | ']')) {
             return Err(format!("{host:?} is not a host"));
+        }
+        // Without its zone.
+        let address = bare.split('%').next().unwrap_or(bare);
+        if bracketed.is_some() && address.parse::<Ipv6Addr>().is_err() {
+            return Err(format!("{host:?} is not an IPv6 address, and only one stands in brackets"));
         }
         match port.parse::<u16>() {
             Ok(0) | Err(_) => Err(format!("{port:?} is not a port from 1 to 65535")),
-            Ok(port) => Ok(Address::tcp(host, port)),
+            Ok(port) => Ok(Address::tcp(bare, port)),
         }
     }
 }
@@ -107,8 +113,10 @@ mod tests {
         {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
-        for text in ["", "a", "a:", ":1", "a:0", "a:65536", "::1:5", "[]:5", "unix:@", "a b:1", "http://x:80"]
-        {
+        let nowhere =
+            ["", "a", "a:", ":1", "a:0", "a:65536", "::1:5", "[]:5", "unix:@", "a b:1", "http://x:80"];
+        let brackets = ["[[]]:4", "[a]:4", "a]:4", "[a:4", "[::1]]:4", "[10.0.0.1]:4", "[%eth0]:4"];
+        for text in nowhere.into_iter().chain(brackets) {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
         assert_eq!(Address::tcp("[::1]", 5).to_string(), "[::1]:5");
