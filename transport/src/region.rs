@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use crate::fork::Forked;
 use crate::host::process_start;
-use crate::sys::{Mapping, PAGE};
+use crate::sys::{HUGE_PAGE, Mapping, PAGE};
 use crate::{Error, Result};
 
 /// Bytes at the start of a region that belong to the transports.
@@ -22,9 +22,6 @@ pub(crate) const PROBE_NONCE: u64 = 136;
 
 /// Offset of a word for each rank of the host, by its place, that it sets when it has no more use for this region.
 const DONE: u64 = 1024;
-
-/// From this size on, windows are aligned to huge pages.
-const HUGE_PAGE: u64 = 2 << 20;
 
 /// One rank's region: a part of the mapping that all ranks of a host share (or of a mapping of its own). Offsets in
 /// it are what peers know its memory by.
@@ -136,11 +133,9 @@ impl Region {
         }
         self.give_back_left();
         let size = len.max(1).checked_next_multiple_of(PAGE as u64).ok_or_else(limit)?;
-        let align = if size >= HUGE_PAGE { HUGE_PAGE } else { PAGE as u64 };
-        let at = self.take(size, align).ok_or_else(limit)?;
-        if size >= HUGE_PAGE {
-            self.mapping.want_huge_pages(self.start + at as usize, size as usize);
-        }
+        // From that size on huge pages fit.
+        let align = if size >= HUGE_PAGE as u64 { HUGE_PAGE } else { PAGE };
+        let at = self.take(size, align as u64).ok_or_else(limit)?;
         self.windows.write().unwrap_or_else(PoisonError::into_inner).insert(at, (size, exposed));
         Ok(Window { region: self.clone(), at, len, size })
     }
@@ -349,6 +344,13 @@ impl Window {
         &self.region
     }
 
+    /// Has huge pages lie under its first `len` bytes, as far as whole ones fit and the system has them: these bytes take
+    /// memory from then on, whether they are touched or not.
+    pub fn back_by_huge_pages(&self, len: u64) {
+        let start = self.region.start + self.at as usize;
+        self.region.mapping.back_by_huge_pages(start, len.min(self.size) as usize);
+    }
+
     /// Gives it back, and `also` the other one, once all of `counters`, offsets in the region, have been raised; until then
     /// peers that map them may put into them, which must not meet what comes there next.
     pub fn leave(self, also: Option<Window>, counters: Vec<u64>) {
@@ -390,6 +392,53 @@ mod tests {
         assert_eq!(r.used(), 0);
         let all = r.alloc(15 * PAGE as u64, false).unwrap();
         assert_eq!(r.counter(all.offset() + 3 * PAGE as u64).load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn huge_pages_lie_under_whole_units_and_change_nothing() {
+        let r = region(8 * HUGE_PAGE);
+        let (small, large) = (r.alloc(PAGE as u64, false).unwrap(), r.alloc(5 << 20, false).unwrap());
+        let words = [0, 3 << 20, (5 << 20) - 8].map(|at| large.offset() + at);
+        words.iter().for_each(|at| r.counter(*at).store(*at, Ordering::Relaxed));
+        let huge = |window: &Window| huge_pages(window.ptr().as_ptr() as usize);
+        small.back_by_huge_pages(u64::MAX);
+        assert_eq!(huge(&small), Some(0));
+        large.back_by_huge_pages(large.len());
+        words.iter().for_each(|at| assert_eq!(r.counter(*at).load(Ordering::Relaxed), *at));
+        assert_eq!(r.counter(large.offset() + 8).load(Ordering::Relaxed), 0);
+        assert_eq!(large.ptr().as_ptr() as usize % HUGE_PAGE, 0);
+        if system_has_huge_pages() {
+            assert_eq!(huge(&large), Some(2));
+        }
+        let at = large.offset();
+        drop(large);
+        assert_eq!(r.counter(at).load(Ordering::Relaxed), 0);
+    }
+
+    /// How many there are in the mapping that holds this address.
+    fn huge_pages(address: usize) -> Option<usize> {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let holds = |line: &&str| {
+            let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            let ends = range.map(|(from, to)| [from, to].map(|end| usize::from_str_radix(end, 16)));
+            matches!(ends, Some([Ok(from), Ok(to)]) if (from..to).contains(&address))
+        };
+        let of_mapping = maps.lines().skip_while(|line| !holds(line));
+        let kib = of_mapping.filter_map(|line| line.strip_prefix("ShmemPmdMapped:")).next()?;
+        Some(kib.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024 / HUGE_PAGE)
+    }
+
+    /// Whether shared memory can have them for the asking.
+    fn system_has_huge_pages() -> bool {
+        let allowed = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+        let new = (numbers.next(), numbers.next()) >= (Some(6), Some(1));
+        let has = new && allowed.is_ok_and(|allowed| !allowed.contains("[deny]"));
+        if !has {
+            eprintln!("skipped huge pages: needs Linux 6.1 or later that has them for shared memory");
+        }
+        has
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
 use rustix::mm::{
     Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
 };
@@ -17,6 +18,9 @@ use crate::{Error, Result};
 
 /// The size of a page, in bytes; memory is handed out in multiples of it.
 pub const PAGE: usize = 4096;
+
+/// The size of a huge page, in bytes: with these, a processor finds large memory without walking its tables all the time.
+pub const HUGE_PAGE: usize = 2 << 20;
 
 /// A memory file without a name, `len` bytes long, all zero; it costs nothing until it is touched and is gone with
 /// its last user. Nobody who has it can make it shorter: memory that is mapped stays there.
@@ -58,18 +62,28 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps all `len` bytes of `file`.
     pub fn new(file: &impl AsFd, len: usize) -> Result<Mapping> {
-        // SAFETY: a new mapping at an address that the kernel chooses, of a file that this library alone resizes.
+        let failed = |e| Error::system(format!("mapping {len} bytes of shared memory"), e);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let span = len.checked_add(HUGE_PAGE).ok_or_else(|| failed(Errno::NOMEM))?;
+        // SAFETY: a new mapping at an address that the kernel chooses; within it, at an address where huge pages fit, one of
+        // a file that this library alone resizes; what is left of the first one around it is given back.
         let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                file,
-                0,
-            )
-        }
-        .map_err(|e| Error::system(format!("mapping {len} bytes of shared memory"), e))?;
+            let room =
+                mmap_anonymous(std::ptr::null_mut(), span, ProtFlags::empty(), flags).map_err(failed)?;
+            let before = room.addr().next_multiple_of(HUGE_PAGE) - room.addr();
+            let base = room.byte_add(before);
+            let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+            let mapped = mmap(base, len, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0);
+            if mapped.is_err() {
+                let _ = munmap(room, span);
+            } else {
+                let end = len.next_multiple_of(PAGE);
+                let after = span - before - end;
+                let _ = (before > 0).then(|| munmap(room, before));
+                let _ = (after > 0).then(|| munmap(base.byte_add(end), after));
+            }
+            mapped.map_err(failed)?
+        };
         let base = NonNull::new(base.cast()).expect("mmap never gives the null page");
         Ok(Mapping { base, len })
     }
@@ -93,11 +107,24 @@ impl Mapping {
         let _ = unsafe { madvise(at.as_ptr().cast(), len, Advice::LinuxRemove) };
     }
 
-    /// Asks for huge pages, where the system gives them to shared memory on request.
-    pub fn want_huge_pages(&self, offset: usize, len: usize) {
-        let at = self.at(offset, len);
-        // SAFETY: inside the mapping; this advice does not change contents.
-        let _ = unsafe { madvise(at.as_ptr().cast(), len, Advice::LinuxHugepage) };
+    /// Has huge pages lie under these bytes, as far as whole ones fit and the system has them (Linux 6.1 on, whatever it
+    /// says of shared memory in general unless that is `deny`): all of them are there afterwards, as if they had been
+    /// touched. Nothing else tells where that fails.
+    pub fn back_by_huge_pages(&self, offset: usize, len: usize) {
+        let (first, end) = (offset.next_multiple_of(HUGE_PAGE), (offset + len) / HUGE_PAGE * HUGE_PAGE);
+        if first >= end {
+            return;
+        }
+        let at = self.at(first, end - first);
+        // SAFETY: inside the mapping; neither advice changes contents.
+        let _ = unsafe { madvise(at.as_ptr().cast(), end - first, Advice::LinuxHugepage) };
+        // Only what has a page already is made one of huge ones.
+        for unit in (first..end).step_by(HUGE_PAGE) {
+            // SAFETY: inside the mapping; whatever others write there meanwhile, it is a byte.
+            let _ = unsafe { self.at(unit, 1).as_ptr().read_volatile() };
+        }
+        // SAFETY: as above.
+        let _ = unsafe { libc::madvise(at.as_ptr().cast(), end - first, libc::MADV_COLLAPSE) };
     }
 
     /// Puts memory of this process alone in the place of these whole pages, with what they hold: what others write to the

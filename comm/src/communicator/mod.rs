@@ -197,7 +197,8 @@ impl Communicator {
         &self.shared.layout
     }
 
-    /// `len` zeroed elements of memory that ranks of this host reach without a copy.
+    /// `len` zeroed elements of memory that ranks of this host reach without a copy. From 2 MiB on it lies on huge pages
+    /// where the system has them (Linux 6.1 on), and is there at once instead of page by page as it is touched.
     ///
     /// # Errors
     /// When the address space for registered memory is used up.
@@ -211,6 +212,7 @@ impl Communicator {
             .region
             .alloc(bytes, false)
             .map_err(|source| Error::Transport { rank: self.rank(), source })?;
+        window.back_by_huge_pages(bytes);
         Ok(Buffer::new(window, len))
     }
 

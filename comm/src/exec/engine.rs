@@ -339,6 +339,7 @@ impl Engine {
         }
         if self.scratch[index].len() < len {
             self.scratch[index] = alloc(len.next_power_of_two())?;
+            self.scratch[index].back_by_huge_pages(len);
         }
         Ok(self.scratch[index].ptr().as_ptr())
     }
