@@ -360,6 +360,14 @@ fn memory_that_cannot_be_registered_in_a_call_is_copied() {
     assert!(warnings == 1 && said.contains("buffers are copied before they are sent"), "{said}");
 }
 
+/// Whatever it is that finds no room any more.
+#[test]
+fn however_little_memory_can_be_registered_all_goes_right() {
+    for last in 1..=16 {
+        right(Machine::new(2).faults(&format!("mock0/reg_mr#{last}+=ENOMEM")));
+    }
+}
+
 #[test]
 #[ignore = "is started by another test"]
 fn one_of_whom_never_stops_sending() {

@@ -213,6 +213,24 @@ fn signals_are_passed_on_and_end_without_restart() {
 }
 
 #[test]
+fn stopped_ranks_hear_a_signal_too() {
+    use rustix::process::Signal;
+    for (signal, number) in [(Signal::TERM, 15), (Signal::HUP, 1)] {
+        let (mut launcher, pids) = sleepers("");
+        kill(pids[0], Signal::STOP);
+        let until = Instant::now() + Duration::from_secs(30);
+        let stopped = || std::fs::read_to_string(format!("/proc/{}/stat", pids[0])).unwrap().contains(") T ");
+        while !stopped() {
+            assert!(Instant::now() < until, "{} does not stop", pids[0]);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        kill(launcher.id(), signal);
+        assert_eq!(launcher.wait().unwrap().code(), Some(128 + number));
+        all_go(&pids);
+    }
+}
+
+#[test]
 fn asking_twice_kills() {
     let stubborn = "trap 'echo heard' TERM; sleep 1000 & echo $$ $!; while :; do wait; sleep 0.1; done";
     let (mut launcher, pids, mut out) = started(&[], stubborn);

@@ -225,6 +225,13 @@ impl Region {
         (end <= at + size).then_some((at, size, exposed))
     }
 
+    /// Calls `f` with the offset and the length in whole pages of each window that peers may put into, none of which is given
+    /// back meanwhile, until it fails.
+    pub(crate) fn for_exposed(&self, mut f: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
+        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        windows.iter().filter(|(_, (_, exposed))| *exposed).try_for_each(|(&at, &(size, _))| f(at, size))
+    }
+
     /// Has `watcher` told of each window that is given back, before its memory is. Only one can be.
     pub(crate) fn watch(&self, watcher: impl Fn(u64) + Send + Sync + 'static) {
         let _ = self.watcher.set(Watcher(Box::new(watcher)));

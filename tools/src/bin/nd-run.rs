@@ -356,6 +356,8 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) ->
                         libc::SIGQUIT => Signal::QUIT,
                         _ => Signal::TERM,
                     });
+                    // A stopped process hears nothing but SIGKILL.
+                    group.signal(Signal::CONT);
                 }
             }
             Event::Time => {}

@@ -9,7 +9,7 @@ use super::post::receive;
 use super::queue::{CREDITS, STAGE};
 use super::sys::{Completions, QueuePair, SharedReceives};
 use super::wire::MESSAGE;
-use crate::{Error, Result};
+use crate::{Error, Region, Result};
 
 /// Work requests that a queue pair has room for, where the device allows it.
 const DEPTH: u32 = 128;
@@ -133,6 +133,13 @@ impl Adapter {
     pub unsafe fn message(&self, number: u32, len: u32) -> &[u8] {
         // SAFETY: the caller's promise.
         unsafe { self.incoming.bytes(number, (len as usize).min(MESSAGE)) }
+    }
+
+    /// Registers what payload cannot do without: pieces for plain memory, and the windows that peers write to. Where so much
+    /// cannot be locked, it is found out before anything relies on this way.
+    pub fn reserve(&self, region: &Region) -> Result<()> {
+        self.stages()?;
+        region.for_exposed(|at, size| self.device.window(region, at, size).map(drop))
     }
 
     /// Memory for plain memory that is being sent.

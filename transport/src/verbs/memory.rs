@@ -104,7 +104,11 @@ pub fn refused(device: &str, len: usize, e: io::Error) -> Error {
     match (e.raw_os_error(), limit) {
         (Some(libc::ENOMEM), Some(limit)) => Error::Limit {
             what,
-            needed: format!("{} KiB of locked memory beside what is locked already", len.div_ceil(1024)),
+            needed: format!(
+                "{} KiB of locked memory beside the {} KiB that are locked already",
+                len.div_ceil(1024),
+                locked()
+            ),
             limit: format!("{} KiB for all (`ulimit -l`)", limit / 1024),
             remedy: "raise it: `ulimit -l unlimited`, memlock in /etc/security/limits.conf, LimitMEMLOCK=infinity of a \
                      service, --ulimit memlock=-1 of a container; or use ND_TRANSPORT=tcp"
@@ -112,6 +116,16 @@ pub fn refused(device: &str, len: usize, e: io::Error) -> Error {
         },
         _ => Error::system(what, e),
     }
+}
+
+/// KiB that the kernel counts as locked by this process, by itself or for devices.
+fn locked() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+        value.trim().trim_end_matches(" kB").parse::<u64>().ok()
+    };
+    ["VmLck:", "VmPin:"].into_iter().filter_map(kib).sum()
 }
 
 /// Registered memory of this transport's own, in pieces of one size.

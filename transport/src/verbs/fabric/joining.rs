@@ -46,6 +46,7 @@ impl Fabric {
             ));
         }
         let gid = device.gid(port, pair.rail.gid_index.into()).map_err(at)?;
+        adapter.reserve(&self.region).map_err(|e| e.to_string())?;
         let queue_pair = adapter.pair().map_err(|e| format!("{name} makes no more queue pairs: {e}"))?;
         // Told of one before that had this number.
         self.inbox().strays.retain(|stray| *stray != (pair.rail.adapter, queue_pair.number()));
