@@ -204,7 +204,10 @@ impl Communicator {
         let identity = Identity::world(rank, cards.iter().enumerate().map(peer).collect(), &secret);
         let recorder = Recorder::new(identity, &config.recorder);
         let opening = opening.expect("whoever joined has given a card");
-        let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(failed)?;
+        let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(|e| match e {
+            nd_transport::Error::Aborted { rank: culprit, who } => Error::Aborted { rank, culprit, who },
+            e => failed(e),
+        })?;
         summary::log(&endpoint, &Layout::new(&endpoint.hosts()), config);
         Communicator::on_with(endpoint, secret, chooser, Arc::new(config.clone()), recorder)?.heeding(config)
     }

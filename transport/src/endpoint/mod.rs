@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::bell::{Bell, BellSocket};
 use crate::cores::{self, CoreSet};
-use crate::host::{host_name, process_start};
+use crate::host::{host_name, process_is_stopped, process_start};
 use crate::local::LocalLink;
 use crate::mapped::Mapped;
 use crate::parley::{self, Number, Parley};
@@ -141,7 +141,8 @@ impl Opening {
             let (host, cause) = (cards.get(rank)?.host_name.clone(), gone(&cards[rank], surely)?);
             Some(Error::PeerLost { rank, host, cause })
         };
-        let limit = Limit { deadline, stop: &config.stop, gone: &gone };
+        let who = |rank: usize| who_is(rank, cards.get(rank));
+        let limit = Limit { deadline, stop: &config.stop, gone: &gone, who: &who };
         let arena = Arena::join(&shm, rank, &locals, limit)?;
         // From here on it is the endpoint that may be stopped.
         let config = Config { stop: Stop::default(), ..config };
@@ -215,6 +216,13 @@ fn join_far(
 
 fn far_link(tcp: &Tcp, verbs: &Option<Verbs>, peer: usize) -> Arc<dyn Link> {
     verbs.as_ref().and_then(|verbs| verbs.link(peer)).unwrap_or_else(|| tcp.link(peer))
+}
+
+/// A rank of this host that is waited for, as people look for it.
+fn who_is(rank: usize, card: Option<&Card>) -> String {
+    let Some(card) = card else { return format!("rank {rank}") };
+    let stopped = if process_is_stopped(card.pid) { ", stopped" } else { "" };
+    format!("rank {rank} ({}, pid {}{stopped})", card.host_name, card.pid)
 }
 
 /// What is seen of a process of this host that is gone, or that somebody surely saw to be.
