@@ -1,7 +1,8 @@
 //! How a communicator comes to be: rendezvous, links, settings.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nd_transport::secure::Secret;
@@ -152,9 +153,7 @@ impl Communicator {
         config: &Config,
         lineage: Option<&Lineage>,
     ) -> Result<Communicator> {
-        for warning in &config.warnings {
-            tracing::warn!("{warning}");
-        }
+        warn_once(&config.warnings);
         let chooser = chooser(config)?;
         let failed = |source| Error::Transport { rank, source };
         // What this rank cannot open is found out before any other rank waits for it.
@@ -210,6 +209,17 @@ impl Communicator {
         })?;
         summary::log(&endpoint, &Layout::new(&endpoint.hosts()), config);
         Communicator::on_with(endpoint, secret, chooser, Arc::new(config.clone()), recorder)?.heeding(config)
+    }
+}
+
+/// Says in one process what was said in none of its starts before.
+fn warn_once(warnings: &[String]) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    for warning in warnings {
+        if said.insert(warning.clone()) {
+            tracing::warn!("{warning}");
+        }
     }
 }
 
