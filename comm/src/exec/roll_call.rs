@@ -13,13 +13,13 @@ use std::iter;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use nd_transport::{Abilities, Endpoint};
+use nd_transport::Endpoint;
 
 use super::called::Called;
 use super::channel::Channel;
 use super::history::History;
 use super::layout::{self, TIME_UP, WHEREABOUTS};
-use super::memory::{LaneMemory, copy};
+use super::memory::copy;
 use super::peers::{Reach, death, reports, say};
 use super::run::Channels;
 use super::stamp::{self, is_later};
@@ -142,12 +142,5 @@ fn latest(channels: &Channels, me: usize, peer: usize) -> Option<Called> {
 
 /// The last call that the peer has finished, if its memory is mapped.
 fn finished(channels: &Channels, me: usize, peer: usize) -> Option<Called> {
-    let [first, ..] = channels[peer].as_ref()?;
-    if !first.link().abilities().contains(Abilities::MAP) {
-        return None;
-    }
-    let inboxes = first.remote() - layout::lane(me, 0);
-    let lane = first.link().map(inboxes + layout::lane(peer, 0), layout::LANE)?;
-    // SAFETY: a lane of mapped memory.
-    History::new(unsafe { LaneMemory::new(lane) }).last()
+    History::of_peer(channels, me, peer)?.last()
 }
