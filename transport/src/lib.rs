@@ -52,7 +52,7 @@ pub mod verbs;
 
 pub use card::Card;
 pub use config::{Choice, Config, Family, PortRange};
-pub use endpoint::{DerivedCard, Deriving, Endpoint, Opening, Step};
+pub use endpoint::{DerivedCard, Deriving, Endpoint, Opening, Step, Traffic};
 pub use error::{Error, Result};
 pub use fork::Forked;
 pub use host::{HostId, host_name, last_cache};

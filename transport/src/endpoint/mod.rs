@@ -65,6 +65,17 @@ pub struct Endpoint {
     _woken: OnStop,
 }
 
+/// What goes to and fro between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes that the peer's system has ever acknowledged and that have ever come from it; wraps.
+    pub carried: u64,
+    /// How long an acknowledgement takes.
+    pub round_trip: Duration,
+    /// Something was sent that is not acknowledged, and it may only be slow.
+    pub under_way: bool,
+}
+
 /// How a rank is reached.
 #[derive(Debug, Clone)]
 pub(crate) enum Way {
@@ -490,12 +501,19 @@ impl Endpoint {
             && self.tcp.as_ref().is_some_and(|tcp| tcp.unheard(peer))
     }
 
-    /// Whether the network to a peer seems not to work: its system has acknowledged nothing for a fifth of a second. One whose
-    /// process does nothing is not meant.
+    /// Whether the network to a peer seems not to work: its system has acknowledged nothing for a while, in which what is merely
+    /// slow or lost once would have arrived. One whose process does nothing is not meant.
     pub fn cut_off(&self, peer: usize) -> bool {
         matches!(&self.ways[peer], Way::Far(_))
             && !self.verbs.as_ref().is_some_and(|verbs| verbs.joined(peer))
             && self.tcp.as_ref().is_some_and(|tcp| tcp.cut_off(peer))
+    }
+
+    /// What goes to and fro between this rank and a peer, where the system of this host tells.
+    pub fn traffic(&self, peer: usize) -> Option<Traffic> {
+        let rides = self.verbs.as_ref().is_some_and(|verbs| verbs.joined(peer));
+        let far = matches!(&self.ways[peer], Way::Far(_)) && !rides;
+        self.tcp.as_ref().filter(|_| far)?.traffic(peer)
     }
 
     /// For how long nothing of what was put to a peer could be sent, although it waits; zero where nothing waits.

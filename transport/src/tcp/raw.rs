@@ -7,6 +7,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use super::wire::HEAD;
 use crate::Part;
@@ -273,17 +274,24 @@ pub struct Info {
     pub acknowledged: bool,
     /// The peer's system has not acknowledged something that was sent to it.
     pub unanswered: bool,
+    /// The same, and it is on its way.
+    pub under_way: bool,
     /// How often something was sent again since the peer's system has last acknowledged anything: the first time after 200
-    /// ms at least, and each time twice as long.
+    /// ms at least, and each time twice as long. What could not be sent at all, as when this host's own interface is
+    /// down, counts as well.
     pub repeats: u8,
     /// Bytes that it has ever acknowledged.
     pub acknowledged_bytes: u64,
+    /// Bytes that have ever come from it.
+    pub received_bytes: u64,
+    /// How long its acknowledgements take, as TCP averages that.
+    pub round_trip: Duration,
 }
 
 /// Asks the kernel.
 pub fn info(fd: BorrowedFd<'_>) -> Info {
-    // The beginning of `struct tcp_info` of linux/tcp.h up to `tcpi_bytes_acked` (Linux 4.1).
-    let mut info = [0u64; 16];
+    // The beginning of `struct tcp_info` of linux/tcp.h up to `tcpi_bytes_received` (Linux 4.1).
+    let mut info = [0u64; 17];
     let mut len = size_of_val(&info) as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `info`, and the length to `len`.
     let done = unsafe {
@@ -295,13 +303,23 @@ pub fn info(fd: BorrowedFd<'_>) -> Info {
             &mut len,
         )
     };
-    let [state, _, repeats, ..] = info[0].to_ne_bytes();
-    let unacknowledged = info[3] as u32;
+    let [state, _, retransmits, probes, ..] = info[0].to_ne_bytes();
+    // What was sent is retransmitted; of what never left this host, and what the peer's window has no room for, TCP sends
+    // probes, which a system that is there acknowledges.
+    let repeats = retransmits.max(probes);
+    let word = |pair: u64, which: usize| {
+        let bytes = pair.to_ne_bytes();
+        u32::from_ne_bytes(std::array::from_fn(|i| bytes[4 * which + i]))
+    };
+    let unacknowledged = word(info[3], 0);
     Info {
         acknowledged: done != 0 || matches!(state, FIN_WAIT2 | TIME_WAIT | CLOSE),
         unanswered: done != 0 || unacknowledged > 0 || repeats > 0,
+        under_way: done == 0 && unacknowledged > 0,
         repeats,
         acknowledged_bytes: info[15],
+        received_bytes: info[16],
+        round_trip: Duration::from_micros(u64::from(word(info[8], 1))),
     }
 }
 
