@@ -284,10 +284,7 @@ fn over_a_slow_link_both_ranks_tell_one_story() {
             let stories = told.each_ref().map(|(story, _)| story.split_once(": ").expect("who tells it").1);
             println!("{rate} bit/s, {role}: {told:?}");
             assert_eq!(stories[0], stories[1], "{rate} bit/s, {role}");
-            assert!(
-                stories[0].contains("did not finish within") && !stories[0].contains("was not heard"),
-                "{told:?}"
-            );
+            assert!(stories[0].contains("nobody is missing"), "{told:?}");
             assert!(told.iter().all(|(_, took)| *took < BOUND), "{told:?}");
             [0, 1].into_iter().for_each(|host| hosts.slow_down(host, 10_000_000_000, 1_000_000));
         }
