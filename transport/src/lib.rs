@@ -59,7 +59,7 @@ pub use host::{HostId, host_name, last_cache};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
 pub use parley::{Heard, Parley};
 pub use region::{Region, Window};
-pub use stop::{OnStop, Stop};
+pub use stop::{Going, OnStop, Stop};
 pub use verbs::VerbsSettings;
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.

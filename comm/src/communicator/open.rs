@@ -141,6 +141,7 @@ impl Communicator {
         config: &Config,
         lineage: Option<&Lineage>,
     ) -> Result<Communicator> {
+        let _going = config.transport.stop.begin();
         let opened = Communicator::try_open(meeting, rank, world_size, config, lineage);
         let stopped = config.transport.stop.asked() && opened.is_err();
         if stopped { Err(ended(rank)) } else { opened }
