@@ -226,6 +226,9 @@ impl Config {
                 self.warnings.push(format!("{}: unknown key {key}; {hint}", path.display()));
             }
         }
+        if table.contains_key("secret") {
+            self.warnings.extend(values::open_to_all("ND_CONF_FILE", &path.display().to_string()));
+        }
         for known in by_strength() {
             let value = match table.get(&known.key()) {
                 None => continue,
@@ -516,6 +519,25 @@ mod tests {
         let shown = format!("{config:?} {:?}", config.settings());
         assert!(!shown.contains("hunter2") && !shown.contains(&config.secret.as_ref().unwrap().reveal_hex()));
         assert!(shown.contains("(set)"));
+    }
+
+    #[test]
+    fn a_secret_that_every_user_can_read_is_warned_of() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let (secret, file) = (dir.path().join("secret"), dir.path().join("nd.toml"));
+        std::fs::write(&secret, "it is from the file\n").unwrap();
+        std::fs::write(&file, "secret = \"it is from the file\"\n").unwrap();
+        for (mode, warned) in [(0o644, true), (0o602, true), (0o600, false), (0o640, false)] {
+            for (name, path) in [("ND_SECRET_FILE", &secret), ("ND_CONF_FILE", &file)] {
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+                let path = path.to_str().unwrap();
+                let warnings = from(&[(name, path)]).unwrap().warnings;
+                let parts = [format!("{name}={path}: its mode is 0{mode:o},"), format!("chmod 600 {path}")];
+                let told = warnings.iter().any(|w| parts.iter().all(|part| w.contains(part)));
+                assert_eq!((told, warnings.len()), (warned, usize::from(warned)), "{mode:o}: {warnings:?}");
+            }
+        }
     }
 
     #[test]

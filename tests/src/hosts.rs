@@ -155,6 +155,15 @@ impl Hosts {
         self.hosts[host].run("ip", arguments).unwrap_or_else(|e| panic!("{e}"));
     }
 
+    /// From now on a host sends no faster than so many bit/s, and what it cannot send waits in a queue of so many bytes: a slow
+    /// link that nobody manages. Panics where that fails.
+    pub fn slow_down(&self, host: usize, rate: u64, queue: u64) {
+        let (rate, queue) = (format!("{rate}bit"), queue.to_string());
+        let bucket = ["root", "tbf", "rate", &rate, "burst", "4000", "limit", &queue];
+        let words = [&["qdisc", "replace", "dev", "eth0"], &bucket[..]].concat();
+        self.hosts[host].run("tc", &words).unwrap_or_else(|e| panic!("{e}"));
+    }
+
     /// A host can open no connection any more, as behind a firewall that lets only others begin: the first packet of each
     /// is dropped. Panics where that fails.
     pub fn let_nothing_begin(&self, host: usize) {

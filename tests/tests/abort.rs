@@ -8,8 +8,10 @@ use nd_comm::buffer::Owned;
 use nd_comm::choose::Chooser;
 use nd_comm::communicator::Communicator;
 use nd_comm::config::Config;
+use nd_comm::launch::Launch;
 use nd_comm::number::ReduceOp;
 use nd_comm::rendezvous::UniqueId;
+use nd_tests::jobs::{Job, Links};
 use nd_tests::worlds::{Kind, each, world_with};
 use nd_tests::{machines, mock};
 use nd_transport::Choice;
@@ -236,6 +238,47 @@ fn a_start_ends_and_those_who_wait_for_it_learn_why() {
     ours.abort_handle().abort();
     let id = UniqueId::create(&config()).expect("it listens");
     aborted_by(&begin(&id, 2, &ours).recv_timeout(SOON).expect("it ends"), 2);
+}
+
+#[test]
+fn a_program_that_aborts_a_start_and_exits_has_told_the_others() {
+    let told = |pause: Duration| {
+        let mut job =
+            Job::start("aborts_its_start_and_exits", 3, Links::Tcp, &[("ND_START_TIMEOUT", "100s")]);
+        job.wait(&[1], "begins");
+        std::thread::sleep(pause);
+        job.tell(1, "go");
+        job.wait(&[0], "told: ");
+        let who = format!("rank 1 (host {}, pid {})", nd_transport::host_name(), job.ranks[1].id());
+        let said = job.ranks[0].said();
+        println!("after {pause:?}: {said}");
+        said.contains(&format!("{who} aborted the start"))
+    };
+    // On a slow machine it has more time to join.
+    assert!([200, 2_000, 20_000].map(Duration::from_millis).into_iter().any(told), "rank 0 was not told so");
+}
+
+/// Plays a rank of 3: the last never comes, and rank 1 aborts when it is told to.
+#[test]
+#[ignore = "started by a_program_that_aborts_a_start_and_exits_has_told_the_others"]
+fn aborts_its_start_and_exits() {
+    let launch = Launch::from_env().expect("a launcher");
+    let config = Config::from_env().expect("settings");
+    let handle = config.abort_handle();
+    let start = (launch.rank < 2).then(|| {
+        let rank = launch.rank;
+        std::thread::spawn(move || {
+            let error = Communicator::from_launch(&launch, &config).expect_err("one never comes");
+            println!("{}{error}", if rank == 0 { "told: " } else { "" });
+        })
+    });
+    println!("begins");
+    std::io::stdin().read_line(&mut String::new()).expect("a line, or the end");
+    if std::env::var("RANK").as_deref() == Ok("1") {
+        handle.abort();
+        std::process::exit(0);
+    }
+    drop(start);
 }
 
 #[test]

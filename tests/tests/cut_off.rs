@@ -244,6 +244,79 @@ fn both_halves_of_a_job_say_that_they_do_not_hear_the_other() {
     }
 }
 
+/// The host that does it to itself knows no better than the other one what is wrong.
+#[test]
+fn a_host_whose_own_interface_goes_down_in_a_call_does_not_hear_the_other() {
+    let test = "a_host_whose_own_interface_goes_down_in_a_call_does_not_hear_the_other";
+    for down in [0, 1] {
+        let Some(hosts) = Hosts::new(test, 2) else { return };
+        let mut job = start(&hosts, 1, "reduces_again_and_again");
+        job.wait(&[0, 1], "started");
+        [0, 1].into_iter().for_each(|rank| job.tell(rank, "go"));
+        job.wait(&[0, 1], "going on");
+        hosts.ip(down, &["link", "set", "eth0", "down"]);
+        for rank in [0, 1] {
+            let (story, took) = told(&mut job, rank);
+            let (other, pid) = (1 - rank, job.ranks[1 - rank].id());
+            let unheard = format!("rank {other} (host{other}, pid {pid}) was not heard, nor");
+            assert!(
+                story.contains(&unheard) && !story.contains("has not"),
+                "{down} is down, rank {rank}: {story}"
+            );
+            assert!(took < BOUND, "{took:?}: {story}");
+        }
+    }
+}
+
+/// Answers take their time, and come behind what was sent before.
+#[test]
+fn over_a_slow_link_both_ranks_tell_one_story() {
+    let Some(hosts) = Hosts::new("over_a_slow_link_both_ranks_tell_one_story", 2) else { return };
+    for (rate, queue) in [(2_000_000, 200_000), (1_000_000, 60_000)] {
+        for role in ["waits_for_more_than_comes", "comes_too_late"] {
+            let mut job = start(&hosts, 1, role);
+            job.wait(&[0, 1], "started");
+            [0, 1].into_iter().for_each(|rank| job.tell(rank, "go"));
+            job.wait(&[0, 1], "met");
+            [0, 1].into_iter().for_each(|host| hosts.slow_down(host, rate, queue));
+            [0, 1].into_iter().for_each(|rank| job.tell(rank, "go"));
+            let told = [0, 1].map(|rank| told(&mut job, rank));
+            let stories = told.each_ref().map(|(story, _)| story.split_once(": ").expect("who tells it").1);
+            println!("{rate} bit/s, {role}: {told:?}");
+            assert_eq!(stories[0], stories[1], "{rate} bit/s, {role}");
+            assert!(stories[0].contains("nobody is missing"), "{told:?}");
+            assert!(told.iter().all(|(_, took)| *took < BOUND), "{told:?}");
+            [0, 1].into_iter().for_each(|host| hosts.slow_down(host, 10_000_000_000, 1_000_000));
+        }
+    }
+}
+
+fn meets_and_then(call: impl FnOnce(&Communicator) -> nd_comm::Result<()>) {
+    play(|comm| {
+        comm.barrier().expect("both are there");
+        println!("met");
+        listen();
+        story(call(&comm))
+    });
+}
+
+/// The time of both is up at about the same moment.
+#[test]
+#[ignore = "started by the tests of this file"]
+fn waits_for_more_than_comes() {
+    meets_and_then(|comm| comm.with_timeout(DEADLINE).all_reduce(&mut vec![1f32; 1 << 20], ReduceOp::Sum));
+}
+
+/// The time of one is up, and the other is in the call.
+#[test]
+#[ignore = "started by the tests of this file"]
+fn comes_too_late() {
+    meets_and_then(|comm| {
+        let timeout = if comm.rank() == 0 { DEADLINE } else { 100 * DEADLINE };
+        comm.with_timeout(timeout).all_reduce(&mut vec![1f32; 1 << 20], ReduceOp::Sum)
+    });
+}
+
 #[test]
 #[ignore = "started by the tests of this file"]
 fn reduces_again_and_again() {

@@ -3,6 +3,7 @@
 //!
 //! "At once" is: long before any deadline. A call that only sends may have returned by then; the next one fails.
 
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -264,6 +265,47 @@ fn two_calls_in_another_order() {
         };
         disagree(kind, *n, 0, &case);
     });
+}
+
+/// A call of no elements needs nobody: whoever makes it is done at once, and may do something else then.
+#[test]
+fn a_call_of_nothing_against_a_barrier() {
+    fn nothing(comm: &Communicator) -> Result<()> {
+        comm.all_reduce::<f32>(&mut [], ReduceOp::Sum)
+    }
+    let shown = || ["all_reduce(0 × float, sum)".to_string(), "barrier()".to_string()];
+    let cases: Vec<_> =
+        kinds().into_iter().flat_map(|world| [0, 3].map(|before| (world.clone(), before))).collect();
+    at_once(&cases, |((kind, n), before)| {
+        disagree(kind, *n, *before, &Case { odd: &nothing, others: &Communicator::barrier, shown: shown() });
+        disagree(
+            kind,
+            *n,
+            *before,
+            &Case {
+                odd: &Communicator::barrier,
+                others: &nothing,
+                shown: {
+                    let [a, b] = shown();
+                    [b, a]
+                },
+            },
+        );
+    });
+    // Where memory is mapped nobody needs to say anything: the odd one is in no call while the others wait.
+    for n in [2, 4] {
+        let ranks = world_with(&Kind::Shm, n, &Chooser::default(), DEADLINE);
+        let told = Barrier::new(n);
+        let errors = each(&ranks, |comm| {
+            let first = if comm.rank() == ODD { nothing(comm).err() } else { comm.barrier().err() };
+            told.wait();
+            first.or_else(|| comm.barrier().err())
+        });
+        for error in errors.into_iter().map(|e| e.expect("they disagree").to_string()) {
+            let odd = format!("rank {ODD} called all_reduce(0 × float, sum) as call 1");
+            assert!(error.contains(&odd) && error.contains("called barrier() as call 1"), "{error}");
+        }
+    }
 }
 
 /// What a split or a grow gathers is no call of the program, although it may look like one.

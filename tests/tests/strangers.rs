@@ -20,6 +20,9 @@ const AT_START: usize = FILES as usize - 2 - 40;
 /// What a rank leaves to them later, and the handshakes that it does at a time.
 const LATER: usize = FILES as usize / 4;
 const HANDSHAKES: usize = 16;
+/// Few of them, and idle strangers.
+const FEW_FILES: u64 = 64;
+const IDLE: usize = 200;
 /// KiB by which strangers may make a rank grow.
 const MEMORY: usize = 16 << 10;
 /// Connections of each attack, in waves.
@@ -57,6 +60,10 @@ fn rank() {
 }
 
 fn start(rank: usize, port: u16, folder: &std::path::Path) -> Process {
+    start_with(FILES, rank, port, folder)
+}
+
+fn start_with(files: u64, rank: usize, port: u16, folder: &std::path::Path) -> Process {
     let (number, port) = (rank.to_string(), port.to_string());
     let variables = [
         ("RANK", &number[..]),
@@ -67,7 +74,7 @@ fn start(rank: usize, port: u16, folder: &std::path::Path) -> Process {
         ("ND_TRANSPORT", "tcp"),
         ("ND_START_TIMEOUT", "120s"),
     ];
-    Process::start("rank", &format!("rank{rank}"), &variables, FILES, folder)
+    Process::start("rank", &format!("rank{rank}"), &variables, files, folder)
 }
 
 fn connect(port: u16) -> Option<TcpStream> {
@@ -220,6 +227,25 @@ fn ten_thousand_strangers_neither_keep_a_job_from_starting_nor_disturb_it() {
         let possible = 2 * (begin.elapsed().as_secs() as usize / 10 + 2);
         assert!(!all.is_empty() && all.len() <= possible, "{} lines of {possible}:\n{said}", all.len());
         println!("{}", all.join("\n"));
+    }
+}
+
+/// They say nothing, and hold more connections than rank 0 may have files.
+#[test]
+fn idle_strangers_use_up_no_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut zero = start_with(FEW_FILES, 0, port, folder.path());
+    zero.wait_until("listens", |process| process.ports().contains(&port));
+    let idle: Vec<_> = (0..IDLE).filter_map(|_| connect(port)).collect();
+    assert!(idle.len() as u64 > 2 * FEW_FILES, "{} strangers", idle.len());
+    let mut one = start_with(FEW_FILES, 1, port, folder.path());
+    for process in [&mut zero, &mut one] {
+        process.wait_for("reduced");
+    }
+    drop((zero.input(), one.input()));
+    for process in [&mut zero, &mut one] {
+        assert!(process.end(), "{}", process.said());
     }
 }
 

@@ -55,7 +55,8 @@ fn output_that_is_lost_is_a_failure() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output = script(&["-n", "2"], "echo result").stdout(full).output().unwrap();
     assert_eq!(code(&output), 1);
-    assert!(text(&output.stderr).contains("No space left on device"), "{}", text(&output.stderr));
+    let said = text(&output.stderr);
+    assert!(said.contains("passed on whole: standard output, /dev/full: No space left on device"), "{said}");
     // Who reads no further has seen enough.
     let mut reader = script(&["-n", "1"], "sleep 0.5; echo result").stdout(Stdio::piped()).spawn().unwrap();
     drop(reader.stdout.take());

@@ -20,6 +20,14 @@ pub enum Error {
         /// What was seen.
         cause: String,
     },
+    /// The program of another rank has aborted the start.
+    #[error("{who} aborted the start; start again")]
+    Aborted {
+        /// Which rank's.
+        rank: usize,
+        /// The same, with its host and process.
+        who: String,
+    },
     /// A deadline passed.
     #[error("{what} did not happen within {}", seconds(*.after))]
     Timeout {

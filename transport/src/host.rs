@@ -60,14 +60,21 @@ pub fn host_name() -> String {
 
 /// When a process started, in clock ticks since boot; none when it is gone (or a zombie).
 pub(crate) fn process_start(pid: u32) -> Option<u64> {
+    process_stat(pid).filter(|(state, _)| !matches!(state, 'Z' | 'X')).map(|(_, start)| start)
+}
+
+/// Whether somebody has stopped a process (SIGSTOP, Ctrl-Z, a debugger).
+pub(crate) fn process_is_stopped(pid: u32) -> bool {
+    process_stat(pid).is_some_and(|(state, _)| matches!(state, 'T' | 't'))
+}
+
+/// A process's state, as a letter, and when it started.
+fn process_stat(pid: u32) -> Option<(char, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is the command in parentheses and may hold anything; the third is the state.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
 }
 
 #[cfg(test)]

@@ -52,14 +52,14 @@ pub mod verbs;
 
 pub use card::Card;
 pub use config::{Choice, Config, Family, PortRange};
-pub use endpoint::{DerivedCard, Deriving, Endpoint, Opening, Step};
+pub use endpoint::{DerivedCard, Deriving, Endpoint, Opening, Step, Traffic};
 pub use error::{Error, Result};
 pub use fork::Forked;
 pub use host::{HostId, host_name, last_cache};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
 pub use parley::{Heard, Parley};
 pub use region::{Region, Window};
-pub use stop::{OnStop, Stop};
+pub use stop::{Going, OnStop, Stop};
 pub use verbs::VerbsSettings;
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.

@@ -20,7 +20,13 @@ struct Shared {
 struct Actions {
     next: u64,
     all: Vec<(u64, Arc<dyn Fn() + Send + Sync>)>,
+    /// How many go on that end when it is asked.
+    going: usize,
 }
+
+/// Something goes on that ends soon after a [`Stop`] is asked, until this is dropped.
+#[derive(Debug)]
+pub struct Going(Stop);
 
 /// What is done when a [`Stop`] is asked, until this is dropped.
 #[must_use = "nothing is done once it is dropped"]
@@ -67,6 +73,26 @@ impl Stop {
         OnStop { stop: self.clone(), number }
     }
 
+    /// Something begins that ends soon after this is asked: see [`Stop::settle`].
+    pub fn begin(&self) -> Going {
+        self.actions().going += 1;
+        Going(self.clone())
+    }
+
+    /// Waits until all that [`Stop::begin`] told of has ended, for so long at most; whether it has.
+    pub fn settle(&self, within: Duration) -> bool {
+        let until = Instant::now() + within;
+        let mut actions = self.actions();
+        while actions.going > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            actions = self.0.now.wait_timeout(actions, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
     /// Sleeps for so long, or until it is asked.
     pub fn sleep(&self, time: Duration) {
         let until = Instant::now() + time;
@@ -88,6 +114,13 @@ impl Stop {
 impl Drop for OnStop {
     fn drop(&mut self) {
         self.stop.actions().all.retain(|(number, _)| *number != self.number);
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        self.0.actions().going -= 1;
+        self.0.0.now.notify_all();
     }
 }
 
@@ -127,6 +160,20 @@ mod tests {
         drop(kept);
         let _late = stop.on_ask(adds(100));
         assert_eq!(count.load(Ordering::SeqCst), 101);
+    }
+
+    #[test]
+    fn what_goes_on_is_waited_for() {
+        let stop = Stop::default();
+        assert!(stop.settle(Duration::ZERO));
+        let (one, other) = (stop.begin(), stop.clone().begin());
+        drop(other);
+        assert!(!stop.settle(Duration::from_millis(1)));
+        std::thread::scope(|s| {
+            let waits = s.spawn(|| stop.settle(Duration::from_secs(600)));
+            drop(one);
+            assert!(waits.join().unwrap());
+        });
     }
 
     #[test]

@@ -17,6 +17,10 @@ use crate::exec::engine::Engine;
 /// goes on without them.
 const PROMPT: Duration = Duration::from_millis(50);
 
+/// How long whoever aborts a start waits until it has ended, which looks every 50 ms whether to: the program may exit next,
+/// and the others would see this rank leave without a word.
+const ENDING: Duration = Duration::from_millis(80);
+
 impl Communicator {
     /// Ends this communicator at once, for all its ranks: from any thread, in a call, between calls, or again. Returns
     /// in less than 100 ms.
@@ -63,10 +67,11 @@ impl AbortHandle {
     /// Ends them. Returns in less than 100 ms for each communicator that has started, see [`Communicator::abort`].
     ///
     /// A start returns [`Error::Aborted`](crate::Error::Aborted) within about 100 ms, unless it is just looking up a host's
-    /// name, which cannot be interrupted; the ranks that wait for this one are told, or see it leave, and name it.
+    /// name, which cannot be interrupted; the ranks that wait for this one are told. Mostly it has ended when this returns.
     /// Starts with these settings that begin later end at once.
     pub fn abort(&self) {
         self.stop.ask();
+        self.stop.settle(ENDING);
     }
 }
 

@@ -1,7 +1,8 @@
 //! How a communicator comes to be: rendezvous, links, settings.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nd_transport::secure::Secret;
@@ -140,6 +141,7 @@ impl Communicator {
         config: &Config,
         lineage: Option<&Lineage>,
     ) -> Result<Communicator> {
+        let _going = config.transport.stop.begin();
         let opened = Communicator::try_open(meeting, rank, world_size, config, lineage);
         let stopped = config.transport.stop.asked() && opened.is_err();
         if stopped { Err(ended(rank)) } else { opened }
@@ -152,9 +154,7 @@ impl Communicator {
         config: &Config,
         lineage: Option<&Lineage>,
     ) -> Result<Communicator> {
-        for warning in &config.warnings {
-            tracing::warn!("{warning}");
-        }
+        warn_once(&config.warnings);
         let chooser = chooser(config)?;
         let failed = |source| Error::Transport { rank, source };
         // What this rank cannot open is found out before any other rank waits for it.
@@ -204,9 +204,23 @@ impl Communicator {
         let identity = Identity::world(rank, cards.iter().enumerate().map(peer).collect(), &secret);
         let recorder = Recorder::new(identity, &config.recorder);
         let opening = opening.expect("whoever joined has given a card");
-        let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(failed)?;
+        let endpoint = opening.connect(rank, cards, &secret, deadline).map_err(|e| match e {
+            nd_transport::Error::Aborted { rank: culprit, who } => Error::Aborted { rank, culprit, who },
+            e => failed(e),
+        })?;
         summary::log(&endpoint, &Layout::new(&endpoint.hosts()), config);
         Communicator::on_with(endpoint, secret, chooser, Arc::new(config.clone()), recorder)?.heeding(config)
+    }
+}
+
+/// Says in one process what was said in none of its starts before.
+fn warn_once(warnings: &[String]) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    for warning in warnings {
+        if said.insert(warning.clone()) {
+            tracing::warn!("{warning}");
+        }
     }
 }
 

@@ -145,10 +145,11 @@ pub(super) const KNOWN: &[Known] = &[
             };
             c.secret = Some(values::secret(&text)?);
             c.secret_file = Some(v.into());
+            c.warnings.extend(values::open_to_all("ND_SECRET_FILE", v));
             Ok(())
         },
         |c| or_empty(&c.secret_file, |p| p.display().to_string()),
-        "a file that holds the secret; ND_SECRET is stronger",
+        "a file that holds the secret, for its owner alone (chmod 600); ND_SECRET is stronger",
     ),
     known(
         "ND_JOB",

@@ -206,6 +206,18 @@ pub fn secret(text: &str) -> Result<Secret, Bad> {
     }))
 }
 
+/// What to say of a file with a secret that others than its owner and group can read, or replace.
+pub(super) fn open_to_all(setting: &str, path: &str) -> Option<String> {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o7777;
+    (mode & 0o006 != 0).then(|| {
+        format!(
+            "{setting}={path}: its mode is {mode:04o}, so every user of this host can read the secret and join; \
+             chmod 600 {path}"
+        )
+    })
+}
+
 /// The text of an ordinary file of at most 64 KiB: a device or a pipe might never end.
 pub(super) fn short_file(path: &str) -> std::io::Result<String> {
     let metadata = std::fs::metadata(path)?;

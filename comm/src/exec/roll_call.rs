@@ -4,7 +4,14 @@
 //! world, ends the call and answers all others in the same way. The lowest rank that has answered makes a [`Standstill`] of
 //! all answers and reports it; the others wait for that. Who enters a call later finds the report at once. When for
 //! [`ANSWERING`] no further answer has come, the ranks that are left are busy elsewhere or stopped; of those, the others say
-//! what they have seen. Where all that are left are dead or cut off, that is seen sooner.
+//! what they have seen. Where all that are left are dead or cut off, that is seen sooner; where the network to them is slow but
+//! carries something, it is waited longer, see [`Pace`].
+//!
+//! # When two ranks tell two stories
+//! The lowest that answers makes its story [`ANSWERING`] and a round trip after it last heard anything, the others would after
+//! twice that; so a report has that much time to arrive, and more than its way takes. What is left is this: the rank that is
+//! the lowest hears another answer so much later than the rest that both make theirs within the time that a report takes
+//! between them; and [`AT_MOST`] passes first.
 #![allow(unsafe_code)] // reads answers in the inbox, and what peers show
 
 use std::collections::BTreeMap;
@@ -13,13 +20,13 @@ use std::iter;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use nd_transport::{Abilities, Endpoint};
+use nd_transport::Endpoint;
 
 use super::called::Called;
 use super::channel::Channel;
 use super::history::History;
 use super::layout::{self, TIME_UP, WHEREABOUTS};
-use super::memory::{LaneMemory, copy};
+use super::memory::copy;
 use super::peers::{Reach, death, reports, say};
 use super::run::Channels;
 use super::stamp::{self, is_later};
@@ -31,7 +38,11 @@ const ANSWERING: Duration = Duration::from_millis(500);
 /// The same where none is expected: from hosts to which the network does not work.
 const SILENT: Duration = Duration::from_millis(250);
 /// How long all of them are waited for, however slowly they come.
-const AT_MOST: Duration = Duration::from_secs(3);
+const AT_MOST: Duration = Duration::from_secs(10);
+/// A round trip that takes longer is not waited for any longer.
+const ROUND_TRIP: Duration = Duration::from_secs(2);
+/// How often it is looked what the network carries: for each rank a system call.
+const LOOK: Duration = Duration::from_millis(20);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_micros(200);
 
@@ -77,6 +88,7 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
     let began = Instant::now();
     let mut heard = began;
     let mut said = BTreeMap::from([(me, mine)]);
+    let mut pace = Pace::default();
     loop {
         let _ = endpoint.progress();
         match reports(endpoint, channels, &[], iter::empty()) {
@@ -94,14 +106,20 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
                 heard = Instant::now();
             }
         }
-        let quiet = heard.elapsed().max(began.elapsed().saturating_sub(AT_MOST));
+        if pace.look(endpoint, |peer| said.contains_key(&peer)) {
+            heard = Instant::now();
+        }
+        let late = began.elapsed().saturating_sub(AT_MOST);
+        let quiet = heard.elapsed().max(late);
         // It is looked only when it has become quiet: of some of them each look reads a file.
         let in_vain =
             |peer| quiet >= SILENT && (endpoint.cut_off(peer) || death(endpoint, channels, peer).is_some());
         let lowest = said.keys().find(|&&rank| rank == me || !in_vain(rank)) == Some(&me);
         let nobody_comes = || (0..channels.len()).all(|peer| said.contains_key(&peer) || in_vain(peer));
+        let answering = ANSWERING + pace.round_trip;
+        let over = |patience: Duration| quiet >= patience && (!pace.under_way || !late.is_zero());
         // Should the lowest not manage to, others do.
-        if quiet >= 2 * ANSWERING || (lowest && (quiet >= ANSWERING || nobody_comes())) {
+        if over(2 * answering) || (lowest && (over(answering) || nobody_comes())) {
             let fate = |peer: usize| match death(endpoint, channels, peer) {
                 Some(_) => Fate::Gone,
                 None if endpoint.unheard(peer) => Fate::Unheard,
@@ -115,6 +133,40 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
             return Error::Timeout { rank: me, standstill: Box::new(standstill), told_by };
         }
         std::thread::sleep(if quiet < SILENT { PAUSE } else { 10 * PAUSE });
+    }
+}
+
+/// What the network carries to and from the ranks that have not answered. Where it is slow, their answers come behind what was
+/// sent before, and only after they have heard this rank.
+#[derive(Default)]
+struct Pace {
+    looked: Option<Instant>,
+    /// Bytes, those of all of them together.
+    carried: u64,
+    /// Something that this rank has said may still reach one of them.
+    under_way: bool,
+    /// The longest round trip to any rank.
+    round_trip: Duration,
+}
+
+impl Pace {
+    /// Looks, now and then; whether something has moved.
+    fn look(&mut self, endpoint: &Endpoint, answered: impl Fn(usize) -> bool) -> bool {
+        if self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            return false;
+        }
+        let mut now = Pace { looked: Some(Instant::now()), ..Pace::default() };
+        for peer in 0..endpoint.world_size() {
+            let Some(traffic) = endpoint.traffic(peer) else { continue };
+            now.round_trip = now.round_trip.max(traffic.round_trip.min(ROUND_TRIP));
+            if !answered(peer) {
+                now.carried = now.carried.wrapping_add(traffic.carried);
+                now.under_way |= traffic.under_way;
+            }
+        }
+        let moved = self.looked.is_some() && now.carried != self.carried;
+        *self = now;
+        moved
     }
 }
 
@@ -142,12 +194,5 @@ fn latest(channels: &Channels, me: usize, peer: usize) -> Option<Called> {
 
 /// The last call that the peer has finished, if its memory is mapped.
 fn finished(channels: &Channels, me: usize, peer: usize) -> Option<Called> {
-    let [first, ..] = channels[peer].as_ref()?;
-    if !first.link().abilities().contains(Abilities::MAP) {
-        return None;
-    }
-    let inboxes = first.remote() - layout::lane(me, 0);
-    let lane = first.link().map(inboxes + layout::lane(peer, 0), layout::LANE)?;
-    // SAFETY: a lane of mapped memory.
-    History::new(unsafe { LaneMemory::new(lane) }).last()
+    History::of_peer(channels, me, peer)?.last()
 }

@@ -4,7 +4,8 @@
 //! for the root of a gather, or one that has nothing to send where the other expects something. So whoever has waited for
 //! a while tells those it waits for which call that is, and which calls it has finished; and whoever is waited for in a
 //! call that it has finished answers in the same way. Links keep the order, so of a call that a peer has finished nothing
-//! can come any more. A call that does not wait for long does none of this.
+//! can come any more. Where memory is mapped, the calls that a peer has finished are seen although it says nothing: its part of
+//! such a call may need nobody, and its program may be busy elsewhere. A call that does not wait for long does none of this.
 #![allow(unsafe_code)] // puts what it tells into the peers' inboxes
 
 use std::sync::atomic::Ordering;
@@ -49,6 +50,8 @@ pub(super) struct Waiting {
 
 /// Where this rank is.
 pub(super) struct Now<'r> {
+    /// Its number.
+    pub rank: usize,
     pub segments: &'r [Segment],
     /// The first call that is not done.
     pub call: Called,
@@ -88,6 +91,9 @@ impl Waiting {
                 }
             }
             for awaited in now.awaited.iter().filter(|a| a.peer == peer) {
+                let sequence = now.segments[awaited.segment].stamp.sequence;
+                let seen = History::of_peer(channels, now.rank, peer);
+                compare(peer, seen.and_then(|history| history.find_while_it_grows(sequence)), now)?;
                 let later = lanes[awaited.lane].next().filter(|_| !awaited.sends);
                 over.extend(self.over(now.segments[awaited.segment].stamp, theirs, later, awaited)?);
             }

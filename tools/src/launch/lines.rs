@@ -18,6 +18,18 @@ pub enum To {
     Err,
 }
 
+impl To {
+    /// The stream, and the file that it leads to.
+    fn name(self) -> String {
+        let (name, number) = match self {
+            To::Out => ("standard output", 1),
+            To::Err => ("standard error", 2),
+        };
+        let file = std::fs::read_link(format!("/proc/self/fd/{number}"));
+        file.map_or_else(|_| name.into(), |file| format!("{name}, {}", file.display()))
+    }
+}
+
 /// Threads that pass lines on.
 #[derive(Debug)]
 pub struct Lines {
@@ -51,7 +63,7 @@ impl Lines {
                 if let Err(e) = written
                     && e.kind() != io::ErrorKind::BrokenPipe
                 {
-                    let _ = lost.set(e);
+                    let _ = lost.set(io::Error::new(e.kind(), format!("{}: {e}", to.name())));
                 }
             });
             let _ = done.send(());

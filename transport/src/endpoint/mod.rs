@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::bell::{Bell, BellSocket};
 use crate::cores::{self, CoreSet};
-use crate::host::{host_name, process_start};
+use crate::host::{host_name, process_is_stopped, process_start};
 use crate::local::LocalLink;
 use crate::mapped::Mapped;
 use crate::parley::{self, Number, Parley};
@@ -63,6 +63,17 @@ pub struct Endpoint {
     config: Config,
     /// Wakes this rank where it sleeps when that is asked.
     _woken: OnStop,
+}
+
+/// What goes to and fro between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes that the peer's system has ever acknowledged and that have ever come from it; wraps.
+    pub carried: u64,
+    /// How long an acknowledgement takes.
+    pub round_trip: Duration,
+    /// Something was sent that is not acknowledged, and it may only be slow.
+    pub under_way: bool,
 }
 
 /// How a rank is reached.
@@ -141,7 +152,8 @@ impl Opening {
             let (host, cause) = (cards.get(rank)?.host_name.clone(), gone(&cards[rank], surely)?);
             Some(Error::PeerLost { rank, host, cause })
         };
-        let limit = Limit { deadline, stop: &config.stop, gone: &gone };
+        let who = |rank: usize| who_is(rank, cards.get(rank));
+        let limit = Limit { deadline, stop: &config.stop, gone: &gone, who: &who };
         let arena = Arena::join(&shm, rank, &locals, limit)?;
         // From here on it is the endpoint that may be stopped.
         let config = Config { stop: Stop::default(), ..config };
@@ -215,6 +227,13 @@ fn join_far(
 
 fn far_link(tcp: &Tcp, verbs: &Option<Verbs>, peer: usize) -> Arc<dyn Link> {
     verbs.as_ref().and_then(|verbs| verbs.link(peer)).unwrap_or_else(|| tcp.link(peer))
+}
+
+/// A rank of this host that is waited for, as people look for it.
+fn who_is(rank: usize, card: Option<&Card>) -> String {
+    let Some(card) = card else { return format!("rank {rank}") };
+    let stopped = if process_is_stopped(card.pid) { ", stopped" } else { "" };
+    format!("rank {rank} ({}, pid {}{stopped})", card.host_name, card.pid)
 }
 
 /// What is seen of a process of this host that is gone, or that somebody surely saw to be.
@@ -482,12 +501,19 @@ impl Endpoint {
             && self.tcp.as_ref().is_some_and(|tcp| tcp.unheard(peer))
     }
 
-    /// Whether the network to a peer seems not to work: its system has acknowledged nothing for a fifth of a second. One whose
-    /// process does nothing is not meant.
+    /// Whether the network to a peer seems not to work: its system has acknowledged nothing for a while, in which what is merely
+    /// slow or lost once would have arrived. One whose process does nothing is not meant.
     pub fn cut_off(&self, peer: usize) -> bool {
         matches!(&self.ways[peer], Way::Far(_))
             && !self.verbs.as_ref().is_some_and(|verbs| verbs.joined(peer))
             && self.tcp.as_ref().is_some_and(|tcp| tcp.cut_off(peer))
+    }
+
+    /// What goes to and fro between this rank and a peer, where the system of this host tells.
+    pub fn traffic(&self, peer: usize) -> Option<Traffic> {
+        let rides = self.verbs.as_ref().is_some_and(|verbs| verbs.joined(peer));
+        let far = matches!(&self.ways[peer], Way::Far(_)) && !rides;
+        self.tcp.as_ref().filter(|_| far)?.traffic(peer)
     }
 
     /// For how long nothing of what was put to a peer could be sent, although it waits; zero where nothing waits.

@@ -27,6 +27,9 @@ const REGION_MIN: u64 = 4 << 20;
 const REGION_UNIT: u64 = 2 << 20;
 /// How long a process that connected may take to say who it is.
 const INTRODUCTION: Duration = Duration::from_secs(2);
+/// How much longer than the first rank of their host the others wait: it knows who is missing, and its clock may have started
+/// later.
+const GRACE: Duration = Duration::from_secs(2);
 /// How often a rank that waits for others looks whether it should stop.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -126,34 +129,48 @@ impl Arena {
         limit: Limit<'_>,
         followers: &mut Vec<(usize, UnixStream)>,
     ) -> Result<Arena> {
+        let began = Instant::now();
         let region_len = region_len(locals.len())?;
         let file = memory_file(region_len * locals.len() as u64)?;
         let arena = Arena::map(&file, region_len, locals.len())?;
         let nonce = publish_probe(&arena.region(0));
-        let gone = |rank: usize, what: &str, e: io::Error| {
+        let left = |e: &io::Error| {
             use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-            // Its end of the connection is closed: it is ending, if it has not ended.
-            let surely = matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
-            (limit.gone)(rank, surely).unwrap_or_else(|| Error::system(what, e))
+            matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+        };
+        // It says why when it leaves: whose end of the connection is closed without a word is ending, if it has not ended.
+        let gone = |rank: usize, e: io::Error| {
+            let what = || joining(&[rank], &limit);
+            (limit.gone)(rank, left(&e)).unwrap_or_else(|| limit.failed(what, began, e))
+        };
+        let mapped = |rank: usize, stream: &mut UnixStream| match limit.hear(stream) {
+            Ok(Word::Go) => Ok(()),
+            Ok(Word::Aborted(_)) => Err(limit.aborted(rank)),
+            Ok(Word::Failed(why)) => {
+                let why = format!("{} could not join its host's memory: {why}", (limit.who)(rank));
+                Err(Error::Unreachable { from: locals[0].0, to: rank, why })
+            }
+            Ok(_) => Err(gone(rank, io::Error::other("it said what does not belong here"))),
+            Err(e) => Err(gone(rank, e)),
         };
         while followers.len() + 1 < locals.len() {
             let missing = missing(locals, followers);
-            let stream = limit.accept(&listening.socket, &missing, || {
-                format!("joining of ranks {missing:?} to their host's shared memory")
-            })?;
+            let mut stream = limit.accept(&listening.socket, &missing, || joining(&missing, &limit))?;
             // Whoever does not introduce itself is a stranger, not a reason to fail.
             let Some(rank) = introduced(&stream, &listening.card.token) else { continue };
             if missing.contains(&rank) {
-                let what = format!("passing shared memory to rank {rank}");
-                pass(&stream, &file, region_len, nonce).map_err(|e| gone(rank, &what, e))?;
+                match pass(&stream, &file, region_len, nonce) {
+                    Ok(()) => {}
+                    Err(e) if left(&e) => {
+                        return Err(mapped(rank, &mut stream).err().unwrap_or_else(|| gone(rank, e)));
+                    }
+                    Err(e) => return Err(gone(rank, e)),
+                }
                 followers.push((rank, stream));
             }
         }
         for (rank, stream) in followers.iter_mut() {
-            if let Err(e) = limit.wait(stream, &[]).and_then(|()| stream.read_exact(&mut [0])) {
-                let what = format!("rank {rank} did not map its host's shared memory");
-                return Err(gone(*rank, &what, e));
-            }
+            mapped(*rank, stream)?;
         }
         for (_, stream) in followers {
             // Whoever is gone by now is missed in the first call.
@@ -169,49 +186,63 @@ impl Arena {
         ranks: usize,
         limit: Limit<'_>,
     ) -> Result<Arena> {
-        let failed = |verb: &str| {
-            let what = format!("{verb} the shared memory of rank {leader}");
-            move |e: io::Error| (limit.gone)(leader, false).unwrap_or_else(|| Error::system(what, e))
+        let limit = Limit { deadline: limit.deadline + GRACE, ..limit };
+        let failed = |e| {
+            let what = || format!("reaching {} for its host's shared memory", (limit.who)(leader));
+            (limit.gone)(leader, false).unwrap_or_else(|| limit.failed(what, Instant::now(), e))
         };
         let mut stream = SocketAddr::from_abstract_name(&card.name)
             .and_then(|address| undisturbed(|| UnixStream::connect_addr(&address)))
-            .map_err(failed("reaching"))?;
+            .map_err(failed)?;
         let mut hello = [0u8; 24];
         hello[..16].copy_from_slice(&card.token);
         hello[16..].copy_from_slice(&(me as u64).to_le_bytes());
-        limit.set(&stream).and_then(|()| stream.write_all(&hello)).map_err(failed("asking for"))?;
-        let heard = |stream: &mut UnixStream, verb: &str| match limit
-            .wait(stream, &[])
-            .and_then(|()| Word::hear(stream))
-            .map_err(failed(verb))?
-        {
-            Word::Lost(rank) => Err((limit.gone)(rank, true).unwrap_or(Error::Timeout {
-                what: format!("joining of all ranks to the shared memory of rank {leader}"),
-                after: Duration::ZERO,
-            })),
-            Word::Failed(why) => Err(Error::Unreachable {
-                from: me,
-                to: leader,
-                why: format!("it could not share its host's memory: {why}"),
-            }),
+        limit.set(&stream).and_then(|()| stream.write_all(&hello)).map_err(failed)?;
+        let arena = Arena::take(&mut stream, (me, index), leader, ranks, limit);
+        if let Err(why) = &arena {
+            // Else the first rank would take this one for dead. One that hears no more has said why.
+            let stopped = limit.stop.asked();
+            let word = if stopped { words::aborted(me) } else { words::failed(&why.to_string()) };
+            let _ = stream.write_all(&word);
+        }
+        arena
+    }
+
+    /// What the first rank of the host shares, once all have it.
+    fn take(
+        stream: &mut UnixStream,
+        (me, index): (usize, usize),
+        leader: usize,
+        ranks: usize,
+        limit: Limit<'_>,
+    ) -> Result<Arena> {
+        let began = Instant::now();
+        let failed = |e| {
+            let what = || format!("an answer of {} about its host's shared memory", (limit.who)(leader));
+            (limit.gone)(leader, false).unwrap_or_else(|| limit.failed(what, began, e))
+        };
+        let unreachable = |why| Error::Unreachable { from: me, to: leader, why };
+        let heard = |stream: &mut UnixStream| match limit.hear(stream).map_err(failed)? {
+            Word::Lost(rank) => Err((limit.gone)(rank, true)
+                .unwrap_or_else(|| unreachable(format!("it has lost {}", (limit.who)(rank))))),
+            Word::Failed(why) => Err(unreachable(format!("it could not share its host's memory: {why}"))),
+            Word::Aborted(rank) => Err(limit.aborted(rank)),
             word => Ok(word),
         };
-        let out_of_turn = |verb| failed(verb)(io::Error::other("another answer than belongs here"));
-        let Word::File(file, region_len, nonce) = heard(&mut stream, "receiving")? else {
-            return Err(out_of_turn("receiving"));
-        };
-        check(&file, region_len, ranks).map_err(failed("using"))?;
+        let out_of_turn = || failed(io::Error::other("it is another one than belongs here"));
+        let Word::File(file, region_len, nonce) = heard(stream)? else { return Err(out_of_turn()) };
+        check(&file, region_len, ranks)
+            .map_err(|e| Error::system(format!("using the shared memory of {}", (limit.who)(leader)), e))?;
         let arena = Arena::map(&file, region_len, ranks)?;
         if arena.region(0).counter(PROBE_NONCE).load(Ordering::Acquire) != nonce {
-            let why = "its shared memory maps, but holds other contents".into();
-            return Err(Error::Unreachable { from: me, to: leader, why });
+            return Err(unreachable("its shared memory maps, but holds other contents".into()));
         }
         publish_probe(&arena.region(index));
         // A leader that hears no more has said why.
-        let _ = stream.write_all(&[1]);
-        match heard(&mut stream, "waiting for all to map")? {
+        let _ = stream.write_all(&words::go());
+        match heard(stream)? {
             Word::Go => Ok(arena),
-            _ => Err(out_of_turn("waiting for all to map")),
+            _ => Err(out_of_turn()),
         }
     }
 
@@ -244,6 +275,19 @@ fn publish_probe(region: &Region) -> u64 {
 /// How long a leader that has failed waits for those that have not come yet, to tell them.
 const TELLING: Duration = Duration::from_secs(1);
 
+/// Ranks that are named one by one.
+const NAMED: usize = 16;
+
+/// What is waited for while these ranks are.
+fn joining(ranks: &[usize], limit: &Limit<'_>) -> String {
+    let named: Vec<_> = ranks.iter().take(NAMED).map(|&rank| (limit.who)(rank)).collect();
+    let more = match ranks.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("joining of {}{more} to the shared memory of their host", named.join(", "))
+}
+
 /// The ranks that have not come yet.
 fn missing(locals: &[(usize, &ShmCard)], followers: &[(usize, UnixStream)]) -> Vec<usize> {
     let here = |rank: usize| followers.iter().any(|f| f.0 == rank);
@@ -263,7 +307,7 @@ fn say_why(
     loop {
         let mut missing = missing(locals, followers);
         missing.retain(|&rank| limit.lost(&[rank]).is_none());
-        if missing.is_empty() || limit.stop.asked() {
+        if missing.is_empty() {
             break;
         }
         match limit.accept(&listening.socket, &missing, String::new) {
@@ -275,7 +319,9 @@ fn say_why(
         }
     }
     let word = match why {
+        _ if limit.stop.asked() => words::aborted(locals[0].0),
         Error::PeerLost { rank, .. } => words::lost(*rank),
+        Error::Aborted { rank, .. } => words::aborted(*rank),
         other => words::failed(&other.to_string()),
     };
     for (_, stream) in followers {
@@ -292,6 +338,8 @@ pub(crate) struct Limit<'a> {
     pub stop: &'a Stop,
     /// and until a rank is gone: what to say of it then, or in any case.
     pub gone: &'a dyn Fn(usize, bool) -> Option<Error>,
+    /// A rank as people look for it.
+    pub who: &'a dyn Fn(usize) -> String,
 }
 
 impl Limit<'_> {
@@ -301,6 +349,29 @@ impl Limit<'_> {
 
     fn lost(&self, ranks: &[usize]) -> Option<Error> {
         ranks.iter().find_map(|&rank| (self.gone)(rank, false))
+    }
+
+    /// The next word, if it comes in time.
+    fn hear(&self, stream: &mut UnixStream) -> io::Result<Word> {
+        self.wait(stream, &[])?;
+        // From here on it comes at once.
+        self.set(stream)?;
+        Word::hear(stream)
+    }
+
+    /// The error of what was waited for since then.
+    fn failed(&self, what: impl Fn() -> String, since: Instant, e: io::Error) -> Error {
+        match e.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+                Error::Timeout { what: what(), after: since.elapsed() }
+            }
+            _ => Error::system(what(), e),
+        }
+    }
+
+    /// That the program of a rank has aborted the start.
+    fn aborted(&self, rank: usize) -> Error {
+        Error::Aborted { rank, who: (self.who)(rank) }
     }
 
     /// For what is sent, and received once it has begun to come.
@@ -346,10 +417,7 @@ impl Limit<'_> {
             if let Some(lost) = self.lost(ranks) {
                 return Err(lost);
             }
-            self.wait(socket, ranks).map_err(|e| match e.kind() {
-                io::ErrorKind::TimedOut => Error::Timeout { what: what(), after: start.elapsed() },
-                _ => Error::system(what(), e),
-            })?;
+            self.wait(socket, ranks).map_err(|e| self.failed(&what, start, e))?;
         }
     }
 }
@@ -410,8 +478,22 @@ mod tests {
         assert!(check(&ours, REGION_MIN, 2).is_ok());
     }
 
+    /// How ranks are named here.
+    fn who(rank: usize) -> String {
+        format!("rank {rank} (here, pid {})", 7 + rank)
+    }
+
+    /// That rank has come to the first rank of its host.
+    fn come(leader: &ShmCard, rank: u64) -> UnixStream {
+        let address = SocketAddr::from_abstract_name(&leader.name).unwrap();
+        let mut stream = UnixStream::connect_addr(&address).unwrap();
+        stream.write_all(&[&leader.token[..], &rank.to_le_bytes()].concat()).unwrap();
+        assert!(matches!(Word::hear(&mut stream), Ok(Word::File(..))));
+        stream
+    }
+
     /// Ranks 0 and 2 join, and rank 0 has so long; `one` plays rank 1. What they are told.
-    fn joined(patience: Duration, one: impl FnOnce(&ShmCard)) -> [Error; 2] {
+    fn joined<T>(patience: Duration, one: impl FnOnce(&ShmCard) -> T) -> [Error; 2] {
         let listening = [0, 1, 2].map(|_| Listening::open().unwrap());
         let locals: Vec<_> = listening.iter().map(|l| &l.card).enumerate().collect();
         let gone = |rank: usize, surely: bool| {
@@ -420,13 +502,13 @@ mod tests {
         let stop = Stop::default();
         let join = |me: usize, patience| {
             // The closure tells of what this test says, not of what the system does.
-            let limit = Limit { deadline: Instant::now() + patience, stop: &stop, gone: &gone };
+            let limit = Limit { deadline: Instant::now() + patience, stop: &stop, gone: &gone, who: &who };
             Arena::join(&listening[me], me, &locals, limit).map(drop).unwrap_err()
         };
         std::thread::scope(|s| {
             let others =
                 [(0, patience), (2, Duration::from_secs(60))].map(|(me, p)| s.spawn(move || join(me, p)));
-            one(&listening[0].card);
+            let _one = one(&listening[0].card);
             others.map(|thread| thread.join().unwrap())
         })
     }
@@ -434,20 +516,77 @@ mod tests {
     #[test]
     fn all_are_told_why_they_wait_in_vain() {
         // It comes, and ends before it has mapped.
-        let told = joined(Duration::from_secs(60), |leader| {
-            let address = SocketAddr::from_abstract_name(&leader.name).unwrap();
-            let mut stream = UnixStream::connect_addr(&address).unwrap();
-            stream.write_all(&[&leader.token[..], &1u64.to_le_bytes()].concat()).unwrap();
-            assert!(matches!(Word::hear(&mut stream), Ok(Word::File(..))));
-        });
+        let told = joined(Duration::from_secs(60), |leader| drop(come(leader, 1)));
         for error in told {
             assert!(matches!(error, Error::PeerLost { rank: 1, .. }), "{error}");
         }
-        // It never comes.
-        let [leader, follower] = joined(Duration::from_millis(200), |_| ());
-        assert!(matches!(leader, Error::Timeout { .. }), "{leader}");
-        let told = format!("no way from rank 2 to rank 0: it could not share its host's memory: {leader}");
-        assert_eq!(follower.to_string(), told);
+        // It never comes, or comes and does nothing any more.
+        for comes in [false, true] {
+            let [leader, follower] = joined(Duration::from_millis(200), |card| comes.then(|| come(card, 1)));
+            let said = leader.to_string();
+            let named =
+                "joining of rank 1 (here, pid 8) to the shared memory of their host did not happen within";
+            assert!(matches!(leader, Error::Timeout { .. }) && said.starts_with(named), "{said}");
+            let told = format!("no way from rank 2 to rank 0: it could not share its host's memory: {said}");
+            assert_eq!(follower.to_string(), told);
+        }
+    }
+
+    #[test]
+    fn who_gives_up_by_itself_is_not_taken_for_dead() {
+        let [leader, follower] = joined(Duration::from_secs(60), |leader| {
+            come(leader, 1).write_all(&words::failed("no address space is left")).unwrap();
+        });
+        let why = "rank 1 (here, pid 8) could not join its host's memory: no address space is left";
+        for error in [&leader, &follower] {
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        for error in joined(Duration::from_secs(60), |l| come(l, 1).write_all(&words::aborted(1)).unwrap()) {
+            assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error}");
+            assert_eq!(error.to_string(), "rank 1 (here, pid 8) aborted the start; start again");
+        }
+    }
+
+    #[test]
+    fn an_abort_is_told_as_one() {
+        for aborts in [0, 1] {
+            let listening = [0, 1, 2].map(|_| Listening::open().unwrap());
+            let locals: Vec<_> = listening.iter().map(|l| &l.card).enumerate().collect();
+            let (stop, others) = (Stop::default(), Stop::default());
+            let gone = |_: usize, _: bool| -> Option<Error> { None };
+            let (listening, locals) = (&listening, &locals);
+            let join = |me: usize| {
+                let deadline = Instant::now() + Duration::from_secs(60);
+                let stop = if me == aborts { &stop } else { &others };
+                let limit = Limit { deadline, stop, gone: &gone, who: &who };
+                Arena::join(&listening[me], me, locals, limit).map(drop).unwrap_err()
+            };
+            std::thread::scope(|s| {
+                let zero = s.spawn(|| join(0));
+                // Played here, so that it is there when the first rank ends.
+                let mut two = come(&listening[0].card, 2);
+                let one = (aborts == 1).then(|| s.spawn(|| join(1)));
+                stop.ask();
+                // It may have been told by then.
+                let _ = two.write_all(&words::go());
+                assert!(matches!(Word::hear(&mut two), Ok(Word::Aborted(rank)) if rank == aborts));
+                zero.join().unwrap();
+                one.map(|thread| thread.join().unwrap());
+            });
+        }
+    }
+
+    #[test]
+    fn of_a_first_rank_that_does_nothing_the_others_tell_host_and_process() {
+        let listening = [0, 1].map(|_| Listening::open().unwrap());
+        let locals: Vec<_> = listening.iter().map(|l| &l.card).enumerate().collect();
+        let (stop, gone) = (Stop::default(), |_: usize, _: bool| -> Option<Error> { None });
+        let limit = Limit { deadline: Instant::now(), stop: &stop, gone: &gone, who: &who };
+        let told = Arena::join(&listening[1], 1, &locals, limit).map(drop).unwrap_err().to_string();
+        assert!(
+            told.starts_with("an answer of rank 0 (here, pid 7) about its host's shared memory did not"),
+            "{told}"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the first rank of a host says to the others while they come to share memory.
+//! What the first rank of a host and the others say to each other while they come to share memory.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,12 +11,14 @@ use rustix::net::{
 
 /// With the memory file: bytes for each rank; what the first rank's region holds follows.
 const FILE: u8 = 0;
-/// All have mapped.
+/// All have mapped; from another rank: it has.
 const GO: u8 = 1;
 /// That rank is lost.
 const LOST: u8 = 2;
 /// It has failed; so many bytes follow that say why.
 const FAILED: u8 = 3;
+/// That rank's program has aborted the start.
+const ABORTED: u8 = 4;
 /// Bytes of the beginning of each word: which, and a number.
 const HEAD: usize = 9;
 /// Bytes that are said of a failure at most.
@@ -28,7 +30,7 @@ fn head(word: u8, number: u64) -> [u8; HEAD] {
     head
 }
 
-/// That all have mapped.
+/// That all have mapped, or this rank has.
 pub(super) fn go() -> Vec<u8> {
     head(GO, 0).to_vec()
 }
@@ -38,7 +40,12 @@ pub(super) fn lost(rank: usize) -> Vec<u8> {
     head(LOST, rank as u64).to_vec()
 }
 
-/// That the first rank has failed, and why.
+/// That a rank's program has aborted the start.
+pub(super) fn aborted(rank: usize) -> Vec<u8> {
+    head(ABORTED, rank as u64).to_vec()
+}
+
+/// That whoever says this has failed, and why.
 pub(super) fn failed(why: &str) -> Vec<u8> {
     let why = &why.as_bytes()[..why.len().min(WHY)];
     [&head(FAILED, why.len() as u64), why].concat()
@@ -48,12 +55,14 @@ pub(super) fn failed(why: &str) -> Vec<u8> {
 pub(super) enum Word {
     /// The memory file, bytes for each rank, and what the first rank's region holds.
     File(OwnedFd, u64, u64),
-    /// All have mapped.
+    /// All have mapped; from another rank: it has.
     Go,
     /// That rank is lost.
     Lost(usize),
-    /// The first rank has failed, for this reason.
+    /// Whoever says this has failed, for this reason.
     Failed(String),
+    /// That rank's program has aborted the start.
+    Aborted(usize),
 }
 
 impl Word {
@@ -75,6 +84,7 @@ impl Word {
             )),
             (GO, _) => Ok(Word::Go),
             (LOST, _) => Ok(Word::Lost(number as usize)),
+            (ABORTED, _) => Ok(Word::Aborted(number as usize)),
             (FAILED, _) => {
                 let mut why = Vec::new();
                 stream.take(number.min(WHY as u64)).read_to_end(&mut why)?;

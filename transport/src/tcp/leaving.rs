@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use super::REPEATS;
 use super::link::TcpLink;
 
 /// How long a peer is waited for of which nothing is seen: a system that is there acknowledges within milliseconds, and
 /// what its process does not take for so long it will hardly take any more.
 const STILL: Duration = Duration::from_millis(250);
-/// So often TCP has sent something again to a peer that is not there: what is merely lost arrives the second time.
-const REPEATS: u8 = 2;
 
 /// A peer that this rank takes leave of.
 #[derive(Debug)]

@@ -18,10 +18,10 @@ use super::landing::Landings;
 use super::meeting::{Arrival, Arrivals, Dialled, Meeting, Turn};
 use super::outgoing::{Gone, Outgoing};
 use super::pacing::Preferred;
-use super::raw;
 use super::rider::Rider;
 use super::sign::Sign;
 use super::wire::{HEAD, Put};
+use super::{REPEATS, raw};
 use crate::secure::Secret;
 use crate::{Abilities, Cost, Error, INLINE_PART, Link, Part, Result, Signal, Stop, Ticket, Transport};
 
@@ -232,7 +232,7 @@ impl TcpLink {
     /// See [`super::Tcp::cut_off`].
     pub(super) fn cut_off(&self) -> bool {
         if let Some(connection) = self.meeting.connection() {
-            return raw::info(connection.stream.as_fd()).repeats > 0;
+            return raw::info(connection.stream.as_fd()).repeats >= REPEATS;
         }
         let silent = self.sign.lock().unwrap_or_else(PoisonError::into_inner).is_silent();
         silent || self.gone.get().is_some()

@@ -87,7 +87,7 @@ pub(crate) use outgoing::Gone;
 pub(crate) use rider::{Rider, Talk};
 
 use crate::secure::Secret;
-use crate::{Card, Config, Cost, Error, Forked, Link, Region, Result};
+use crate::{Card, Config, Cost, Error, Forked, Link, Region, Result, Traffic};
 use accept::Acceptor;
 use address::{Candidate, Filter, Interface, candidates};
 use calls::Callers;
@@ -104,6 +104,9 @@ const DIRECT: usize = 4;
 const SELDOM: u32 = 64;
 /// How long leaving may take, all peers together, once something has failed.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// So often TCP has sent something again to a peer that is not there: what is merely lost arrives the second time, and what
+/// is slow is acknowledged by then.
+const REPEATS: u8 = 2;
 /// How often it is looked meanwhile whether a peer has everything.
 const FAREWELL_TICK: Duration = Duration::from_micros(100);
 
@@ -326,10 +329,21 @@ impl Tcp {
         connection.is_none_or(|connection| raw::info(connection.stream.as_fd()).unanswered)
     }
 
-    /// Whether the network to `peer` seems not to work: its system has acknowledged nothing for a fifth of a second at least, neither
-    /// what was sent nor that this rank connects; or the peer is lost.
+    /// Whether the network to `peer` seems not to work: its system has acknowledged nothing although something was sent twice again,
+    /// which takes 0.6 s at least, or not for a fifth of a second that this rank connects; or the peer is lost.
     pub(crate) fn cut_off(&self, peer: usize) -> bool {
         self.slots.get(&peer).is_some_and(|slot| self.links[*slot].cut_off())
+    }
+
+    /// What the connection with `peer` carries, if there is one.
+    pub(crate) fn traffic(&self, peer: usize) -> Option<Traffic> {
+        let connection = self.links[*self.slots.get(&peer)?].meeting.connection()?;
+        let info = raw::info(connection.stream.as_fd());
+        Some(Traffic {
+            carried: info.acknowledged_bytes.wrapping_add(info.received_bytes),
+            round_trip: info.round_trip,
+            under_way: info.under_way && info.repeats < REPEATS,
+        })
     }
 
     /// For how long nothing of what waits for `peer` could be sent.

@@ -7,6 +7,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use super::wire::HEAD;
 use crate::Part;
@@ -273,17 +274,24 @@ pub struct Info {
     pub acknowledged: bool,
     /// The peer's system has not acknowledged something that was sent to it.
     pub unanswered: bool,
+    /// The same, and it is on its way.
+    pub under_way: bool,
     /// How often something was sent again since the peer's system has last acknowledged anything: the first time after 200
-    /// ms at least, and each time twice as long.
+    /// ms at least, and each time twice as long. What could not be sent at all, as when this host's own interface is
+    /// down, counts as well.
     pub repeats: u8,
     /// Bytes that it has ever acknowledged.
     pub acknowledged_bytes: u64,
+    /// Bytes that have ever come from it.
+    pub received_bytes: u64,
+    /// How long its acknowledgements take, as TCP averages that.
+    pub round_trip: Duration,
 }
 
 /// Asks the kernel.
 pub fn info(fd: BorrowedFd<'_>) -> Info {
-    // The beginning of `struct tcp_info` of linux/tcp.h up to `tcpi_bytes_acked` (Linux 4.1).
-    let mut info = [0u64; 16];
+    // The beginning of `struct tcp_info` of linux/tcp.h up to `tcpi_snd_wnd` (Linux 5.4; older kernels leave the end as it is).
+    let mut info = [0u64; 29];
     let mut len = size_of_val(&info) as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `info`, and the length to `len`.
     let done = unsafe {
@@ -295,13 +303,24 @@ pub fn info(fd: BorrowedFd<'_>) -> Info {
             &mut len,
         )
     };
-    let [state, _, repeats, ..] = info[0].to_ne_bytes();
-    let unacknowledged = info[3] as u32;
+    let [state, _, retransmits, probes, ..] = info[0].to_ne_bytes();
+    let word = |pair: u64, which: usize| {
+        let bytes = pair.to_ne_bytes();
+        u32::from_ne_bytes(std::array::from_fn(|i| bytes[4 * which + i]))
+    };
+    let (unacknowledged, window) = (word(info[3], 0), word(info[28], 1));
+    // What was sent is retransmitted. Where nothing is under way TCP probes: for what could not leave this host, and for what
+    // the peer's window has no room for. A system that is there acknowledges probes of a full window, but only one in half a
+    // second (tcp_invalid_ratelimit), and so not each of two in a row.
+    let repeats = retransmits.max(if window > 0 { probes } else { probes.saturating_sub(1) });
     Info {
         acknowledged: done != 0 || matches!(state, FIN_WAIT2 | TIME_WAIT | CLOSE),
         unanswered: done != 0 || unacknowledged > 0 || repeats > 0,
+        under_way: done == 0 && unacknowledged > 0,
         repeats,
         acknowledged_bytes: info[15],
+        received_bytes: info[16],
+        round_trip: Duration::from_micros(u64::from(word(info[8], 1))),
     }
 }
 
@@ -347,11 +366,31 @@ fn some(mut call: impl FnMut() -> isize) -> io::Result<Option<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
+    use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn a_peer_that_takes_nothing_is_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_peer, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let until = Instant::now() + Duration::from_secs(3);
+        let mut full = false;
+        while Instant::now() < until {
+            let waits = stream.write(&[0; 1 << 16]).is_err();
+            let info = info(stream.as_fd());
+            full |= waits && !info.unanswered;
+            assert!(!full || info.repeats == 0, "{info:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(full);
+    }
 
     #[test]
     fn a_full_socket_keeps_the_rest_in_order() {

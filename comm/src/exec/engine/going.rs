@@ -96,6 +96,7 @@ impl Going<'_> {
         let at = runner.current(self.segments);
         let to_come = self.segments[at..].iter().filter(|s| s.stamp.sequence > 0).count() as u64;
         let now = Now {
+            rank: self.endpoint.rank(),
             segments: self.segments,
             call: called(&self.calls[at], &self.segments[at]),
             finished: self.entered - to_come,
