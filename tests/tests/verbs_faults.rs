@@ -1,13 +1,9 @@
 //! What fails on devices and on the way between them, and what all ranks then say: over devices of memory that fail when
 //! told to (see [`nd_tests::mock`]). Each test starts this program again, where two ranks call collectives.
-#![allow(unsafe_code)] // calls the library
 
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use libibverbs_sys::bindings::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE};
-use libibverbs_sys::inline;
 use nd_comm::choose::Chooser;
 use nd_comm::communicator::Communicator;
 use nd_comm::number::ReduceOp;
@@ -394,45 +390,6 @@ fn one_of_whom_never_stops_sending() {
 fn a_peer_that_never_stops_sending_does_not_keep_a_wait_from_its_end() {
     let said = Machine::new(2).faults("mock1/send#1=endless").role("one_of_whom_never_stops_sending");
     has(&said, &["it ended"]);
-}
-
-/// A registration by a descriptor, as of a GPU's memory: what the device writes is seen by who exported it.
-#[test]
-#[ignore = "is started by another test"]
-fn registers_a_dma_buf() {
-    let library = libibverbs_sys::library().expect("the library");
-    let file = rustix::fs::memfd_create("exported", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
-    rustix::fs::ftruncate(&file, 8192).expect("its length");
-    // SAFETY: a device of the library's, each object ends once and before those that it was made of.
-    unsafe {
-        let list = library.ibv_get_device_list(&mut 0);
-        let context = library.ibv_open_device(*list);
-        let domain = library.ibv_alloc_pd(context);
-        let span = (4096, 4096, 0x7000_0000_0000);
-        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-        match inline::reg_dma_buf(library, domain, file.as_raw_fd(), span, access as i32) {
-            Ok(region) if region.is_null() => println!("\nrefused: {}", std::io::Error::last_os_error()),
-            Ok(region) => {
-                println!("\nregistered {} bytes", (*region).length);
-                library.ibv_dereg_mr(region);
-            }
-            Err(e) => println!("\nrefused: {e}"),
-        }
-        library.ibv_dealloc_pd(domain);
-        library.ibv_close_device(context);
-        library.ibv_free_device_list(list);
-    }
-}
-
-#[test]
-fn dma_bufs_are_registered_or_refused_with_what_is_missing() {
-    let said = |machine: Machine| machine.role("registers_a_dma_buf");
-    has(&said(Machine::new(1)), &["registered 4096 bytes"]);
-    has(
-        &said(Machine::new(1).without("ibv_reg_dmabuf_mr")),
-        &["refused: ", "cannot register dma-bufs", "rdma-core 34"],
-    );
-    has(&said(Machine::new(1).faults("reg_dmabuf_mr=EINVAL")), &["refused: ", "os error 22"]);
 }
 
 /// The nearest ports are on fabrics that do not meet; others do.

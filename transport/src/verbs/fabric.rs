@@ -222,6 +222,11 @@ impl Fabric {
         self.adapters.iter().flatten()
     }
 
+    /// Whether any of these bytes are another device's, which this rank has registered.
+    pub fn is_exported(&self, at: u64, len: u64) -> bool {
+        self.adapters().any(|adapter| adapter.device.exports().meet(at, len))
+    }
+
     /// This rank.
     pub fn me(&self) -> usize {
         self.me
