@@ -1,5 +1,6 @@
 //! What fails on devices and on the way between them, and what all ranks then say: over devices of memory that fail when
 //! told to (see [`nd_tests::mock`]). Each test starts this program again, where two ranks call collectives.
+#![allow(unsafe_code)] // puts raw memory
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use nd_comm::number::ReduceOp;
 use nd_tests::mock::{self, Machine};
 use nd_tests::worlds::each;
 use nd_transport::secure::Secret;
-use nd_transport::{Choice, Config, Endpoint, Error, Opening, Result, Signal, Step};
+use nd_transport::{Choice, Config, Endpoint, Error, Opening, Part, Result, Signal, Step};
 
 /// Longer than anything here takes; what is noticed otherwise than by a deadline ends before.
 const LONG: Duration = Duration::from_secs(600);
@@ -390,6 +391,46 @@ fn one_of_whom_never_stops_sending() {
 fn a_peer_that_never_stops_sending_does_not_keep_a_wait_from_its_end() {
     let said = Machine::new(2).faults("mock1/send#1=endless").role("one_of_whom_never_stops_sending");
     has(&said, &["it ended"]);
+}
+
+/// One after the other, as where only the time of each counts.
+#[test]
+#[ignore = "is started by another test"]
+fn send_short_messages_to_and_fro() {
+    let [one, two] = endpoints().try_into().expect("two");
+    let ends: [Endpoint; 2] = [one.expect("it connects"), two.expect("it connects")];
+    let windows = [0, 1].map(|rank: usize| ends[rank].region().alloc(4096, true).expect("a window"));
+    for value in 1..=SHORT_MESSAGES / 2 {
+        for from in [0, 1] {
+            let (link, at) = (ends[from].link(1 - from).expect("a link"), windows[1 - from].offset());
+            let bytes = value.to_le_bytes();
+            // SAFETY: so short that they are copied.
+            unsafe { link.put(&[Part::of(&bytes)], at + 8, Some(Signal { at, value })) }.expect("a put");
+            ends[from].progress().expect("no error");
+            let began = Instant::now();
+            while ends[1 - from].region().counter(at).load(Ordering::Acquire) != value {
+                ends[1 - from].progress().expect("no error");
+                assert!(began.elapsed() < LONG, "nothing came");
+            }
+        }
+    }
+}
+
+const SHORT_MESSAGES: u64 = 2000;
+
+/// What a message costs is calls of the library: one that sends it, and one for many that give receive buffers back.
+#[test]
+fn a_short_message_takes_one_call_to_send_and_less_to_receive() {
+    let said = Machine::new(2).role("send_short_messages_to_and_fro");
+    let count = |what: &str| -> u64 {
+        let number = said.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(": "));
+        number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no {what}: {said}"))
+    };
+    let (sends, posts, receive_posts) = (count("sends"), count("posts"), count("receive posts"));
+    assert!((SHORT_MESSAGES..SHORT_MESSAGES + 100).contains(&sends), "{sends}");
+    assert!(posts <= sends + 10, "{posts} calls for {sends} messages");
+    // A device's first buffers take some calls as well.
+    assert!(receive_posts < sends / 8 + 200, "{receive_posts} calls for {sends} messages");
 }
 
 /// The nearest ports are on fabrics that do not meet; others do.

@@ -418,6 +418,10 @@ impl Endpoint {
             }
         }
         if let Some(tcp) = &self.tcp {
+            // What a device is to send does not wait for a look at the connections.
+            if let Some(verbs) = &self.verbs {
+                moved |= verbs.flush();
+            }
             let read = tcp.progress();
             // Whatever happened to connections: what came by verbs before is taken.
             if let Some(verbs) = &self.verbs {

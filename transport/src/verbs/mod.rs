@@ -123,9 +123,9 @@ impl Verbs {
         first
     }
 
-    /// Hands what was put to the devices, as far as they take it.
-    pub fn flush(&self) {
-        self.fabric.flush();
+    /// Hands what was put to the devices, as far as they take it; whether there was anything.
+    pub fn flush(&self) -> bool {
+        self.fabric.flush()
     }
 
     /// Whether it may be slept until something can be read; completions that come from now on are told of.
