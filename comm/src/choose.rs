@@ -288,6 +288,7 @@ fn bytes(shape: &Shape, data_type: DataType) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::calibration::{Between, LinkCost};
     use crate::cost::hosts::Cores;
     use crate::schedule::Layout;
 
@@ -331,6 +332,39 @@ mod tests {
         let mut t = tuner(&[0, 0, 1, 1], Chooser::default());
         let name = chosen(&mut t, Collective::AllReduce, 1 << 22);
         assert!(name.starts_with("hierarchical") || name == "halving", "{name}");
+    }
+
+    #[test]
+    fn what_was_measured_of_verbs_decides_and_before_that_what_is_known_of_tcp() {
+        let of = |transport: &str, points: [(u64, f64); 2]| LinkCost {
+            transport: transport.into(),
+            between: Between::Hosts,
+            ranks_per_core: 1.0,
+            pull: false,
+            gap_us: 0.1,
+            one_way: points.to_vec(),
+            exchange: points.to_vec(),
+            reduce: points.to_vec(),
+            host_gbps: None,
+        };
+        let predicted = |link: &[LinkCost], across| {
+            let layout = Arc::new(Layout::new(&[0, 1, 2, 3]));
+            let cores = Cores::of(&layout, |rank| (rank, 2));
+            let costs = Arc::new(Calibration { link: link.to_vec() });
+            let mut t = Tuner::new(
+                Chooser::default(),
+                Machines { layout, transports: ["shm", across], cores, costs },
+            );
+            t.choose(&shape(&t, Collective::AllReduce, 1 << 18), DataType::F32).unwrap().predicted
+        };
+        // One whose messages take long whatever their length, and one where only bytes count.
+        let tcp = [of("tcp", [(8, 5e3), (1 << 26, 5e3)])];
+        let by_tcp = predicted(&tcp, "tcp");
+        assert_eq!(predicted(&tcp, "verbs"), by_tcp);
+        let [tcp] = tcp;
+        let by_verbs = predicted(&[tcp, of("verbs", [(8, 0.1), (1 << 26, 1e7)])], "verbs");
+        assert!(by_tcp[0].1 > 5e3 && by_verbs[0].0 != by_tcp[0].0, "{by_tcp:?} {by_verbs:?}");
+        assert_eq!(predicted(&[of("verbs", [(8, 5e3), (1 << 26, 5e3)])], "verbs"), by_tcp);
     }
 
     #[test]

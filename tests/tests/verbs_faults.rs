@@ -1,20 +1,17 @@
 //! What fails on devices and on the way between them, and what all ranks then say: over devices of memory that fail when
 //! told to (see [`nd_tests::mock`]). Each test starts this program again, where two ranks call collectives.
-#![allow(unsafe_code)] // calls the library
+#![allow(unsafe_code)] // puts raw memory
 
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use libibverbs_sys::bindings::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE};
-use libibverbs_sys::inline;
 use nd_comm::choose::Chooser;
 use nd_comm::communicator::Communicator;
 use nd_comm::number::ReduceOp;
 use nd_tests::mock::{self, Machine};
 use nd_tests::worlds::each;
 use nd_transport::secure::Secret;
-use nd_transport::{Choice, Config, Endpoint, Error, Opening, Result, Signal, Step};
+use nd_transport::{Choice, Config, Endpoint, Error, Opening, Part, Result, Signal, Step};
 
 /// Longer than anything here takes; what is noticed otherwise than by a deadline ends before.
 const LONG: Duration = Duration::from_secs(600);
@@ -404,43 +401,44 @@ fn a_peer_that_never_stops_sending_does_not_keep_a_wait_from_its_end() {
     has(&said, &["it ended"]);
 }
 
-/// A registration by a descriptor, as of a GPU's memory: what the device writes is seen by who exported it.
+/// One after the other, as where only the time of each counts.
 #[test]
 #[ignore = "is started by another test"]
-fn registers_a_dma_buf() {
-    let library = libibverbs_sys::library().expect("the library");
-    let file = rustix::fs::memfd_create("exported", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
-    rustix::fs::ftruncate(&file, 8192).expect("its length");
-    // SAFETY: a device of the library's, each object ends once and before those that it was made of.
-    unsafe {
-        let list = library.ibv_get_device_list(&mut 0);
-        let context = library.ibv_open_device(*list);
-        let domain = library.ibv_alloc_pd(context);
-        let span = (4096, 4096, 0x7000_0000_0000);
-        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-        match inline::reg_dma_buf(library, domain, file.as_raw_fd(), span, access as i32) {
-            Ok(region) if region.is_null() => println!("\nrefused: {}", std::io::Error::last_os_error()),
-            Ok(region) => {
-                println!("\nregistered {} bytes", (*region).length);
-                library.ibv_dereg_mr(region);
+fn send_short_messages_to_and_fro() {
+    let [one, two] = endpoints().try_into().expect("two");
+    let ends: [Endpoint; 2] = [one.expect("it connects"), two.expect("it connects")];
+    let windows = [0, 1].map(|rank: usize| ends[rank].region().alloc(4096, true).expect("a window"));
+    for value in 1..=SHORT_MESSAGES / 2 {
+        for from in [0, 1] {
+            let (link, at) = (ends[from].link(1 - from).expect("a link"), windows[1 - from].offset());
+            let bytes = value.to_le_bytes();
+            // SAFETY: so short that they are copied.
+            unsafe { link.put(&[Part::of(&bytes)], at + 8, Some(Signal { at, value })) }.expect("a put");
+            ends[from].progress().expect("no error");
+            let began = Instant::now();
+            while ends[1 - from].region().counter(at).load(Ordering::Acquire) != value {
+                ends[1 - from].progress().expect("no error");
+                assert!(began.elapsed() < LONG, "nothing came");
             }
-            Err(e) => println!("\nrefused: {e}"),
         }
-        library.ibv_dealloc_pd(domain);
-        library.ibv_close_device(context);
-        library.ibv_free_device_list(list);
     }
 }
 
+const SHORT_MESSAGES: u64 = 2000;
+
+/// What a message costs is calls of the library: one that sends it, and one for many that give receive buffers back.
 #[test]
-fn dma_bufs_are_registered_or_refused_with_what_is_missing() {
-    let said = |machine: Machine| machine.role("registers_a_dma_buf");
-    has(&said(Machine::new(1)), &["registered 4096 bytes"]);
-    has(
-        &said(Machine::new(1).without("ibv_reg_dmabuf_mr")),
-        &["refused: ", "cannot register dma-bufs", "rdma-core 34"],
-    );
-    has(&said(Machine::new(1).faults("reg_dmabuf_mr=EINVAL")), &["refused: ", "os error 22"]);
+fn a_short_message_takes_one_call_to_send_and_less_to_receive() {
+    let said = Machine::new(2).role("send_short_messages_to_and_fro");
+    let count = |what: &str| -> u64 {
+        let number = said.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(": "));
+        number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no {what}: {said}"))
+    };
+    let (sends, posts, receive_posts) = (count("sends"), count("posts"), count("receive posts"));
+    assert!((SHORT_MESSAGES..SHORT_MESSAGES + 100).contains(&sends), "{sends}");
+    assert!(posts <= sends + 10, "{posts} calls for {sends} messages");
+    // A device's first buffers take some calls as well.
+    assert!(receive_posts < sends / 8 + 200, "{receive_posts} calls for {sends} messages");
 }
 
 /// The nearest ports are on fabrics that do not meet; others do.

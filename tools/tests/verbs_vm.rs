@@ -43,6 +43,27 @@ fn all_collectives_are_right_over_verbs() {
     }
 }
 
+/// Figures for verbs are written, and predictions follow them from then on.
+#[test]
+fn links_by_verbs_are_measured_and_their_figures_used() {
+    let Some(ndvm) = ndvm("links_by_verbs_are_measured_and_their_figures_used") else { return };
+    let (bench_again, file) = (env!("CARGO_BIN_EXE_nd-bench"), "/run/costs.toml");
+    let call = "allreduce -b 8 -e 8 -n 1 -w 1 --transport verbs --explain";
+    let arguments = format!(
+        "{call} --calibrate {file} && export MASTER_PORT=29501 && {bench_again} {call} && export MASTER_PORT=29502 && \
+         if [ $RANK = 0 ]; then cat {file}; export ND_CALIBRATION={file}; fi && {bench_again} {call}"
+    );
+    let (said, ended_well) = bench(&ndvm, &["--mem", "1500"], "", &arguments);
+    assert!(ended_well, "{said}");
+    assert!(said.contains("#   verbs between hosts"), "{said}");
+    let written: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("[0] ")).collect();
+    let link = ["transport = \"verbs\"", "between = \"hosts\""];
+    assert!(written.windows(2).any(|lines| lines == link), "{said}");
+    let predicted: Vec<_> = said.lines().filter(|line| line.contains("candidates at 8 B: ")).collect();
+    let [measured, typical, read] = predicted[..] else { panic!("not three predictions: {said}") };
+    assert!(measured == read && measured != typical, "{predicted:#?}");
+}
+
 #[test]
 fn a_host_that_dies_is_named() {
     let Some(ndvm) = ndvm("a_host_that_dies_is_named") else { return };
@@ -71,6 +92,11 @@ fn a_closed_way_is_told_and_tcp_is_used() {
     assert_eq!(rows(&said).len(), 1, "{said}");
     let (said, ended_well) = bench(&ndvm, &[], close, "allreduce -b 8 -e 8 -n 2 -w 1 --transport verbs");
     assert!(!ended_well && said.contains("ND_TRANSPORT=verbs") && said.contains("4791"), "{said}");
+    // Figures are those of the way that bytes really went.
+    let measured = "allreduce -b 8 -e 8 -n 1 -w 1 --calibrate /run/costs.toml";
+    let (said, ended_well) = bench(&ndvm, &["--mem", "1500"], close, measured);
+    assert!(ended_well, "{said}");
+    assert!(said.contains("#   tcp between hosts") && !said.contains("verbs between hosts"), "{said}");
 }
 
 #[test]

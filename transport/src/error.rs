@@ -87,6 +87,16 @@ pub enum Error {
         /// What it sent.
         what: String,
     },
+    /// Memory of another device cannot be reached, or not so.
+    #[error("{what}: {why}; {remedy}")]
+    DmaBuf {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        why: String,
+        /// What to do.
+        remedy: String,
+    },
     /// The memory and the connections belong to the parent of this process.
     #[error("this endpoint was made before fork; make a new one in the child")]
     Forked,

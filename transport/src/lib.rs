@@ -18,6 +18,8 @@
 //! | [`tcp`] | any hosts | authenticated streams, payload received straight into its destination; encrypted on request |
 //! | [`verbs`] | hosts with InfiniBand or RoCE | the device writes into the peer's memory; joined over TCP |
 //!
+//! RDMA devices reach memory of other devices as well, such as GPUs: [`Endpoint::register_dma_buf`].
+//!
 //! For when links have failed, ranks exchange short messages beside them ([`Endpoint::parley`]).
 //!
 //! [`Endpoint::open`] makes the [`Card`] that peers need to reach this rank; with the cards of all ranks,
@@ -32,6 +34,7 @@ mod card;
 mod config;
 mod cores;
 mod derive;
+mod dma_buf;
 mod endpoint;
 mod error;
 mod fork;
@@ -52,6 +55,7 @@ pub mod verbs;
 
 pub use card::Card;
 pub use config::{Choice, Config, Family, PortRange};
+pub use dma_buf::{DmaBuf, DmaBufRegistration};
 pub use endpoint::{DerivedCard, Deriving, Endpoint, Opening, Step, Traffic};
 pub use error::{Error, Result};
 pub use fork::Forked;
@@ -63,4 +67,4 @@ pub use stop::{Going, OnStop, Stop};
 pub use verbs::VerbsSettings;
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;

@@ -17,6 +17,9 @@ bitflags::bitflags! {
         const READ = 2;
         /// [`Link::land`] lets the peer put into any memory of this rank.
         const LAND = 4;
+        /// [`Link::put`] and [`Link::land`] take memory of other devices that was
+        /// [registered](crate::Endpoint::register_dma_buf). Certain once the link is [`ready`](Link::ready).
+        const DMA_BUF = 8;
     }
 }
 
@@ -110,7 +113,8 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// # Safety
     /// Parts longer than [`INLINE_PART`] bytes stay valid and unchanged until [`Link::flushed`] says so of the
     /// ticket, or [`Endpoint::let_go`](crate::Endpoint::let_go) was called, or the link's endpoint is dropped; shorter ones may
-    /// be reused at once.
+    /// be reused at once. Memory of [another device](crate::Endpoint::register_dma_buf) stays so whatever its length, and is
+    /// put only where the link [takes it](Abilities::DMA_BUF).
     unsafe fn put(&self, parts: &[Part], at: u64, signal: Option<Signal>) -> Result<Ticket>;
 
     /// Whether a put is taken, or refused, at once. Where the two have to meet before they know by which way anything goes,

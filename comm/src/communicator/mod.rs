@@ -267,6 +267,11 @@ impl Communicator {
         self.shared.worker.with_engine(maps)
     }
 
+    /// The name of the transport to `peer`, as it turned out; none to this rank itself.
+    pub fn transport(&self, peer: usize) -> Option<&'static str> {
+        self.shared.worker.with_engine(|engine| engine.endpoint().link(peer).map(|l| l.transport().name()))
+    }
+
     /// Chooses algorithms by these costs from now on. All ranks do this with the same costs, between the same calls.
     ///
     /// # Errors

@@ -15,6 +15,9 @@ mod pairs;
 
 type Answer<T> = Result<T, i32>;
 
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
 /// A structure of the caller's, all zero but for what is set next.
 fn zeroed<T>() -> T {
     // SAFETY: used for structures of libibverbs alone: numbers, pointers, optional functions, and locks of pthread, for
@@ -300,7 +303,7 @@ unsafe extern "C" fn ibv_reg_mr(
     made(met.and_then(|_| register(&mut world, domain, memory)))
 }
 
-/// A dma-buf is any file that can be mapped.
+/// A dma-buf is any file that can be mapped. It may begin anywhere in a page, as long as its address does so, too.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_reg_dmabuf_mr(
     domain: *mut ibv_pd,
@@ -314,13 +317,17 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     let mut map = || {
         let context = world.domains.get(&(domain as usize)).copied().unwrap_or_default();
         world.meet(context, "reg_dmabuf_mr")?;
-        let flags = libc::PROT_READ | libc::PROT_WRITE;
+        let (before, flags) = (offset % PAGE, libc::PROT_READ | libc::PROT_WRITE);
+        if fd >= 0 && before != address % PAGE {
+            return Err(libc::EINVAL);
+        }
+        let (first, all) = ((offset - before) as libc::off_t, len + before as usize);
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let at = unsafe { libc::mmap(null_mut(), len, flags, libc::MAP_SHARED, fd, offset as libc::off_t) };
+        let at = unsafe { libc::mmap(null_mut(), all, flags, libc::MAP_SHARED, fd, first) };
         if at == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL));
         }
-        let (domain_id, host) = (domain as usize, at as usize);
+        let (domain_id, host) = (domain as usize, at as usize + before as usize);
         let memory =
             Memory { domain: domain_id, host, address, len: len as u64, access: access as u32, mapped: true };
         register(&mut world, domain, memory)
@@ -336,8 +343,9 @@ unsafe extern "C" fn ibv_dereg_mr(memory: *mut ibv_mr) -> c_int {
     };
     world.keys.retain(|_, id| *id != memory as usize);
     if removed.mapped {
+        let before = removed.host % PAGE as usize;
         // SAFETY: mapped by `ibv_reg_dmabuf_mr`, and nobody reaches it any more.
-        unsafe { libc::munmap(removed.host as *mut c_void, removed.len as usize) };
+        unsafe { libc::munmap((removed.host - before) as *mut c_void, removed.len as usize + before) };
     }
     // SAFETY: removed just now.
     unsafe { end(memory) };

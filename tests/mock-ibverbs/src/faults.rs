@@ -151,6 +151,7 @@ fn action_of(text: &str) -> Option<Action> {
         "EIO" => Action::Fail(libc::EIO),
         "EPERM" => Action::Fail(libc::EPERM),
         "EACCES" => Action::Fail(libc::EACCES),
+        "EOPNOTSUPP" => Action::Fail(libc::EOPNOTSUPP),
         "ENODEV" => Action::Fail(libc::ENODEV),
         "EMFILE" => Action::Fail(libc::EMFILE),
         "ENOSPC" => Action::Fail(libc::ENOSPC),

@@ -146,6 +146,10 @@ pub struct World {
     pub writes: u64,
     /// See above.
     pub sends: u64,
+    /// Calls that post work, and calls that post receive requests.
+    pub posts: u64,
+    /// See above.
+    pub receive_posts: u64,
     /// What no program may do.
     pub misuse: Vec<String>,
     last_number: u32,
@@ -311,6 +315,11 @@ impl World {
         let left: Vec<_> =
             live.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("left: {n} {what}\n")).collect();
         let misuse: Vec<_> = self.misuse.iter().map(|what| format!("misuse: {what}\n")).collect();
-        format!("writes: {}\nsends: {}\n{}{}", self.writes, self.sends, left.concat(), misuse.concat())
+        let World { writes, sends, posts, receive_posts, .. } = self;
+        format!(
+            "writes: {writes}\nsends: {sends}\nposts: {posts}\nreceive posts: {receive_posts}\n{}{}",
+            left.concat(),
+            misuse.concat()
+        )
     }
 }

@@ -142,13 +142,19 @@ fn kind(comm: &Communicator, between: Between) -> Result<Option<LinkCost>> {
     };
     let mut meter =
         Meter { comm, pair: pair.as_ref(), alone: between == Between::Ranks || mine == Some(0), buffers };
-    let transport = machines.transports[usize::from(between == Between::Hosts)];
+    let expected = machines.transports[usize::from(between == Between::Hosts)];
     let [rank, peer] = pairs[0];
     let one_way = meter.curve(Probe::PingPong)?;
     let exchange = meter.curve(Probe::Exchange)?;
     let reduce = meter.curve(Probe::Reduce)?;
     let gap_us = meter.time(Probe::Stream, SHORT)?;
     let pull = comm.maps(peer);
+    // RDMA that turned out to be closed: what was measured is TCP.
+    let otherwise = pair.as_ref().is_some_and(|pair| pair.transport(1 - pair.rank()) != Some(expected));
+    let transport = match told(comm, rank, f64::from(u8::from(otherwise)))? > 0.0 {
+        true => "tcp",
+        false => expected,
+    };
     let host_gbps = (between == Between::Hosts).then(|| {
         let of_host = hosts[0].len().min(hosts[1].len()) as f64;
         // By the largest size: what links let through at once after a pause has passed by then.

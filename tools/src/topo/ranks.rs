@@ -199,6 +199,11 @@ pub(super) fn text(here: &Host<'_>, there: &Host<'_>, rows: &[Row]) -> String {
         t.row([r.from.clone(), r.to.clone(), r.transport.to_owned(), what]);
     }
     out.push_str(&t.render());
+    if rows.iter().any(|r| r.rails.len() > 1) {
+        out.push_str(
+            "Two ranks use one pair of ports; where there are several, ranks of a host take turns on them.\n",
+        );
+    }
     let mut unused = |host: &str, of: fn(&Row) -> &Vec<String>| {
         // What no rank uses; what some use is told by the table.
         let first = rows.first().map(of).cloned().unwrap_or_default();

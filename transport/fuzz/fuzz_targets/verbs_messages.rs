@@ -12,6 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
         What::Key(key) => wire::key(&key).to_vec(),
         What::Forget { number } => wire::forget(number).to_vec(),
         What::Count => wire::count().to_vec(),
+        What::Tell => wire::tell().to_vec(),
     };
     wire::set_taken(&mut again, message.taken);
     assert!(again.len() == bytes.len() && again.len() <= wire::MESSAGE);

@@ -8,6 +8,7 @@
 mod derived;
 mod waiting;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,8 @@ use crate::shm::{self, Arena, Limit, ShmLink};
 use crate::tcp::{self, Tcp};
 use crate::verbs::{self, Ports, Verbs};
 use crate::{
-    Card, Choice, Config, Error, HostId, Link, OnStop, Region, Result, Stop, Transport, Window, sys,
+    Card, Choice, Config, DmaBuf, DmaBufRegistration, Error, HostId, Link, OnStop, Region, Result, Stop,
+    Transport, Window, sys,
 };
 
 pub use derived::{DerivedCard, Deriving};
@@ -340,6 +342,37 @@ impl Endpoint {
         self.header.take()
     }
 
+    /// Lets the RDMA devices of this endpoint, and of those derived from it, read and write memory of another device, such as
+    /// a GPU, without a copy through host memory. As long as the registration is there, [`Link::put`] takes parts that lie
+    /// in its [addresses](DmaBufRegistration::addresses), and [`Link::land`] grants them, on links that have
+    /// [`Abilities::DMA_BUF`](crate::Abilities::DMA_BUF); the processor touches none of it. What a signal says is there has
+    /// been written by the RDMA device: that the memory's own device sees it may take a flush, by that device's rules.
+    ///
+    /// # Errors
+    /// [`Error::DmaBuf`] where no link goes by verbs, the library or the driver has no support, or offset, length and
+    /// address fit no export.
+    pub fn register_dma_buf(&self, buf: DmaBuf) -> Result<DmaBufRegistration> {
+        buf.check()?;
+        let ways = self.links.iter().flatten().map(|link| link.transport()).collect::<BTreeSet<_>>();
+        match &self.verbs {
+            Some(verbs) if ways.contains(&Transport::Verbs) && verbs.has_device() => {
+                verbs.register(&self.ports.exports, buf)
+            }
+            _ => {
+                let ways = ways.into_iter().map(Transport::name).collect::<Vec<_>>().join(" and ");
+                let ways =
+                    if ways.is_empty() { "there are none".into() } else { format!("they go by {ways}") };
+                Err(Error::DmaBuf {
+                    what: format!("registering a dma-buf of {} bytes", buf.len),
+                    why: format!("no link of rank {} goes by verbs ({ways}), the only ones that take it", self.rank),
+                    remedy: "use ND_TRANSPORT=auto or verbs where RDMA devices join the ranks (`nd-topo paths` says which), or \
+                             copy through host memory"
+                        .into(),
+                })
+            }
+        }
+    }
+
     /// The link to a peer; none to itself.
     pub fn link(&self, peer: usize) -> Option<&Arc<dyn Link>> {
         self.links[peer].as_ref()
@@ -404,6 +437,10 @@ impl Endpoint {
             }
         }
         if let Some(tcp) = &self.tcp {
+            // What a device is to send does not wait for a look at the connections.
+            if let Some(verbs) = &self.verbs {
+                moved |= verbs.flush();
+            }
             let read = tcp.progress();
             // Whatever happened to connections: what came by verbs before is taken.
             if let Some(verbs) = &self.verbs {

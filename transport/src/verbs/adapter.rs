@@ -20,6 +20,8 @@ const DEPTH_MIN: u32 = 16;
 const RECEIVES: u32 = 4096;
 /// The least: what a few peers that leave send at the end finds room although this rank does nothing.
 const RECEIVES_MIN: u32 = 512;
+/// Buffers of messages that were taken are given back to the device so many at once.
+const REPOSTED: u32 = 16;
 /// Messages that are too long to be sent inline, at a time.
 const SLOTS: u32 = 64;
 /// Pieces of plain memory that are being sent, at a time.
@@ -56,6 +58,8 @@ pub struct Adapter {
     places: Mutex<Vec<u32>>,
     /// Work requests that each queue pair has room for.
     pub depth: usize,
+    /// How many buffers that were taken wait to be given back together, which takes a call that no message has to wait for.
+    pub reposted: usize,
     /// Ports that went down, and did not come up again.
     down: Mutex<Vec<u32>>,
     /// Somebody was told that memory cannot be registered.
@@ -77,7 +81,8 @@ impl Adapter {
         let peers = u32::try_from(peers).unwrap_or(u32::MAX).max(1);
         let limits = device.limits;
         let receives =
-            peers.saturating_mul(CREDITS + 2).clamp(RECEIVES_MIN, RECEIVES).min(limits.receives).max(1);
+            peers.saturating_mul(CREDITS + 2).saturating_add(REPOSTED).clamp(RECEIVES_MIN, RECEIVES);
+        let receives = receives.min(limits.receives).max(1);
         let depth = (limits.completions.saturating_sub(receives) / peers).min(DEPTH).min(limits.queue_pair);
         if depth < DEPTH_MIN {
             return Err(Error::Limit {
@@ -99,6 +104,7 @@ impl Adapter {
             probe: Block::new(device, PLACES + TRIALS, PROBE)?,
             places: Mutex::new((PLACES..PLACES + TRIALS).collect()),
             depth: depth as usize,
+            reposted: (receives / 8).clamp(1, REPOSTED) as usize,
             device: device.clone(),
             down: Mutex::default(),
             complained: AtomicBool::new(false),

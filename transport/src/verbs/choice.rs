@@ -10,6 +10,7 @@ use nd_topology::rdma::{
 };
 
 use super::adapter::Adapter;
+use super::exported::Exports;
 use super::fabric::{Fabric, Pair, Rail};
 use super::memory::{Block, Device};
 use crate::{Card, Choice, Config, Error, Region, Result};
@@ -26,6 +27,8 @@ pub(crate) struct Ports {
     pub offer: Offer,
     /// By name.
     devices: BTreeMap<String, Arc<Device>>,
+    /// Memory of other devices that this rank has registered.
+    pub exports: Arc<Exports>,
 }
 
 impl Ports {
@@ -66,7 +69,7 @@ impl Ports {
         };
         let filter = HcaFilter::parse(&config.verbs.hca)?;
         if matches!(asked, Asked::Never(_)) || !any_device(&config.verbs.sysfs) {
-            return Ok(Ports { offer: Offer { asked, ..Offer::default() }, devices: BTreeMap::new() });
+            return Ok(Ports { offer: Offer { asked, ..Offer::default() }, ..Ports::default() });
         }
         let system = sysfs::read(&config.verbs.sysfs)?;
         let wishes = Wishes { hca: filter, gid_index: config.verbs.gid_index };
@@ -84,7 +87,7 @@ impl Ports {
 
     fn of(asked: Asked, library: Library, choice: &PortChoice<'_>) -> Ports {
         let mut offer = Offer::new(asked, library, choice);
-        let mut devices = BTreeMap::new();
+        let (mut devices, exports) = (BTreeMap::new(), Arc::default());
         if offer.library == Library::Present {
             let (ports, left_out) = (&mut offer.ports, &mut offer.left_out);
             ports.retain(|port| {
@@ -92,7 +95,9 @@ impl Ports {
                 if port.farther || devices.contains_key(&port.device) {
                     return true;
                 }
-                match Device::open(&port.device).and_then(|device| try_memory(&device).map(|()| device)) {
+                match Device::open(&port.device, &exports)
+                    .and_then(|device| try_memory(&device).map(|()| device))
+                {
                     Ok(device) => {
                         devices.insert(port.device.clone(), device);
                         true
@@ -104,7 +109,7 @@ impl Ports {
                 }
             });
         }
-        Ports { offer, devices }
+        Ports { offer, devices, exports }
     }
 
     /// The queue pairs' part of an endpoint that is to reach these peers, as far as verbs join them.
@@ -166,7 +171,7 @@ impl Ports {
         }
         let open = |name: &String| match self.devices.get(name) {
             Some(device) => Ok(device.clone()),
-            None => Device::open(name).map_err(|e| e.to_string()),
+            None => Device::open(name, &self.exports).map_err(|e| e.to_string()),
         };
         let devices: Vec<_> = names.iter().map(open).collect();
         let adapter = |(place, device): (usize, &Result<Arc<Device>, String>)| {

@@ -152,8 +152,8 @@ struct Inbox {
     /// Queue pairs that a device has ended and that stand in no route: no more, or not yet.
     strays: Vec<(usize, u32)>,
     completions: Box<[ibv_wc; POLL]>,
-    /// Receive buffers to be given back.
-    taken: Vec<u32>,
+    /// Receive buffers to be given back, by the adapter's place.
+    taken: Vec<Vec<u32>>,
     /// How often it was looked what the devices have done.
     looks: u32,
     /// The next completion is told of.
@@ -187,6 +187,7 @@ impl Fabric {
         // SAFETY: plain numbers, for which zero is valid.
         let completions = Box::new([unsafe { std::mem::zeroed() }; POLL]);
         let forgotten = adapters.iter().flatten().map(|a| a.device.forgotten()).sum();
+        let taken = adapters.iter().map(|_| Vec::with_capacity(2 * POLL)).collect();
         Fabric {
             me,
             strict,
@@ -199,7 +200,7 @@ impl Fabric {
                 routes: HashMap::new(),
                 strays: Vec::new(),
                 completions,
-                taken: Vec::with_capacity(POLL),
+                taken,
                 looks: 0,
                 armed: false,
                 forgotten,
@@ -220,6 +221,11 @@ impl Fabric {
     /// What there is on the devices.
     pub fn adapters(&self) -> impl Iterator<Item = &Arc<Adapter>> {
         self.adapters.iter().flatten()
+    }
+
+    /// Whether any of these bytes are another device's, which this rank has registered.
+    pub fn is_exported(&self, at: u64, len: u64) -> bool {
+        self.adapters().any(|adapter| adapter.device.exports().meet(at, len))
     }
 
     /// This rank.
@@ -342,8 +348,8 @@ impl Fabric {
                 let completion = inbox.completions[i];
                 self.completed(inbox, place, &adapter, &completion);
             }
-            if !inbox.taken.is_empty() {
-                let posted = adapter.post(inbox.taken.drain(..));
+            if inbox.taken[place].len() >= adapter.reposted {
+                let posted = adapter.post(inbox.taken[place].drain(..));
                 if let Err(e) = posted {
                     let name = adapter.device.context().name();
                     let why = format!("this rank's receive queue on RDMA device {name} takes no more: {e}");
@@ -362,7 +368,7 @@ impl Fabric {
         let buffer = (completion.wr_id & !RECEIVED) as u32;
         let route = inbox.routes.get(&(place, completion.qp_num)).cloned();
         if received {
-            inbox.taken.push(buffer);
+            inbox.taken[place].push(buffer);
         }
         // Of a queue pair that is no more.
         let Some(pair) = route else { return };

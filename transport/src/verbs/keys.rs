@@ -2,17 +2,22 @@
 //! registrations that end with what was given.
 //!
 //! Keys have small numbers. An offset from [`FIRST`] on names a byte of what one of them stands for: the number in the upper
-//! bits, how far from the first byte in the lower ones.
+//! bits, how far from the first byte in the lower ones. One more bit says that it is another device's memory, so that the
+//! peer sends nothing there that a processor would have to place.
+
+use std::sync::Arc;
 
 use super::sys::Memory;
 use super::wire::Key;
 
 /// The first offset that stands for memory by a key's number; those of a region are far below.
 pub const FIRST: u64 = 1 << 63;
+/// In such an offset: memory of another device.
+const DEVICE: u64 = 1 << 62;
 /// Bits of an offset that say how far from the first byte.
 const DISTANCE: u32 = 48;
 /// Numbers are below this.
-const NUMBERS: u32 = 1 << 15;
+const NUMBERS: u32 = 1 << 14;
 
 /// Memory of this rank that a peer may write.
 #[derive(Debug)]
@@ -22,20 +27,32 @@ pub struct Given {
     key: u32,
     /// The offset of the window that it is.
     window: Option<u64>,
+    /// Another device's memory: no processor writes there.
+    device: bool,
     /// The registration of the caller's own memory.
-    _memory: Option<Memory>,
+    _memory: Option<Arc<Memory>>,
 }
 
 impl Given {
     /// A window.
     pub fn window(base: *mut u8, len: u64, key: u32, at: u64) -> Given {
-        Given { base: base as usize, len, key, window: Some(at), _memory: None }
+        Given { base: base as usize, len, key, window: Some(at), device: false, _memory: None }
     }
 
     /// Memory of the caller.
     pub fn plain(base: *mut u8, len: u64, memory: Memory) -> Given {
+        Given { device: false, ..Given::exported(base, len, Arc::new(memory)) }
+    }
+
+    /// Memory of another device, which the caller has registered.
+    pub fn exported(base: *mut u8, len: u64, memory: Arc<Memory>) -> Given {
         let key = memory.remote_key();
-        Given { base: base as usize, len, key, window: None, _memory: Some(memory) }
+        Given { base: base as usize, len, key, window: None, device: true, _memory: Some(memory) }
+    }
+
+    /// The peer's key.
+    pub fn key(&self) -> u32 {
+        self.key
     }
 }
 
@@ -64,13 +81,24 @@ pub struct Keys {
 }
 
 fn split(at: u64) -> (usize, u64) {
-    (((at & (FIRST - 1)) >> DISTANCE) as usize, at & ((1 << DISTANCE) - 1))
+    (((at & (DEVICE - 1)) >> DISTANCE) as usize, at & ((1 << DISTANCE) - 1))
 }
 
 impl Keys {
     /// The offset of the byte that is so far from the first of what this number stands for.
     pub fn offset(number: u32, distance: u64) -> u64 {
         FIRST | u64::from(number) << DISTANCE | distance
+    }
+
+    /// The same of another device's memory, from its first byte on.
+    pub fn device_offset(number: u32) -> u64 {
+        Keys::offset(number, 0) | DEVICE
+    }
+
+    /// Whether an offset names another device's memory.
+    #[inline]
+    pub fn is_device(at: u64) -> bool {
+        at & (FIRST | DEVICE) == FIRST | DEVICE
     }
 
     /// How to write `len` bytes to an offset; none if there is no key for it.
@@ -150,12 +178,15 @@ impl Keys {
         (number as u32, true)
     }
 
-    /// The memory of `len` bytes at an offset from [`FIRST`] on; none if it was withdrawn.
+    /// The memory of `len` bytes at an offset from [`FIRST`] on; none if it was withdrawn. Another device's is never given for
+    /// the processor to write.
     pub fn given(&self, at: u64, len: u64) -> Result<Option<*mut u8>, Never> {
         let (number, distance) = split(at);
         let Some(given) = self.given.get(number).ok_or(Never)? else { return Ok(None) };
         match distance.checked_add(len) {
-            Some(end) if end <= given.len => Ok(Some((given.base + distance as usize) as *mut u8)),
+            Some(end) if end <= given.len && !given.device => {
+                Ok(Some((given.base + distance as usize) as *mut u8))
+            }
             _ => Err(Never),
         }
     }

@@ -49,13 +49,25 @@ impl VerbsLink {
         match &mut *state {
             State::Joined(queue) => {
                 // SAFETY: the caller's promise.
-                let ticket = unsafe { queue.put(parts, at, signal) };
+                let ticket = unsafe { queue.put(parts, at, signal)? };
                 self.fabric.set_waiting(&self.pair, true);
                 Ok(Way::Sent(ticket))
             }
             State::Plain => Ok(Way::Tcp),
             State::Over(cause) => Err(self.lost(cause)),
             State::Apart | State::Joining(_) | State::Closed(_) => Ok(Way::Unmet),
+        }
+    }
+
+    /// Only the device can read or write memory of other devices.
+    fn check_for_tcp(&self, parts: &[Part]) -> Result<()> {
+        match parts.iter().find(|part| self.fabric.is_exported(part.ptr as u64, part.len as u64)) {
+            None => Ok(()),
+            Some(part) => Err(Error::DmaBuf {
+                what: format!("{} bytes at {:p} for rank {}", part.len, part.ptr, self.pair.peer),
+                why: "the link goes by TCP now, which reads no memory of other devices".into(),
+                remedy: "copy through host memory (the link has no Abilities::DMA_BUF)".into(),
+            }),
         }
     }
 
@@ -85,7 +97,10 @@ impl Link for VerbsLink {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities::LAND
+        match &*self.pair.state() {
+            State::Plain => Abilities::LAND,
+            _ => Abilities::LAND | Abilities::DMA_BUF,
+        }
     }
 
     fn cost(&self) -> Cost {
@@ -102,8 +117,11 @@ impl Link for VerbsLink {
         }
         match way {
             Way::Sent(ticket) => Ok(Ticket(ticket)),
-            // SAFETY: the caller's promise.
-            Way::Tcp => unsafe { self.tcp.put(parts, at, signal) }.map(|t| Ticket(t.0 | BY_TCP)),
+            Way::Tcp => {
+                self.check_for_tcp(parts)?;
+                // SAFETY: the caller's promise.
+                unsafe { self.tcp.put(parts, at, signal) }.map(|t| Ticket(t.0 | BY_TCP))
+            }
             Way::Unmet => Err(self.lost("the two lost each other while they met")),
         }
     }
@@ -167,6 +185,9 @@ impl Link for VerbsLink {
         let mut state = self.pair.state();
         let State::Joined(queue) = &mut *state else {
             drop(state);
+            if self.fabric.is_exported(to as u64, len) {
+                return None;
+            }
             // SAFETY: the caller's promise.
             return unsafe { self.tcp.land(to, len) };
         };

@@ -10,13 +10,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{Resource, getrlimit};
 
-use super::sys::{Context, Domain, Limits, Memory};
-use crate::{Error, Region, Result};
+use super::exported::Exports;
+use super::sys::{Context, Domain, Limits, Memory, NoDmaBufs};
+use crate::{DmaBuf, Error, Region, Result};
 
 /// An open device, with what is registered there; all endpoints of a rank that use it share one.
 #[derive(Debug)]
@@ -28,11 +29,15 @@ pub struct Device {
     windows: Mutex<BTreeMap<u64, Arc<Memory>>>,
     /// How often a registered window was given back.
     forgotten: AtomicU64,
+    /// Memory of other devices, which the whole rank knows.
+    exports: Arc<Exports>,
+    /// Whether such memory cannot be registered here, once that was asked.
+    no_dma_bufs: OnceLock<Option<NoDmaBufs>>,
 }
 
 impl Device {
-    /// Opens the device of that name.
-    pub fn open(name: &str) -> Result<Arc<Device>> {
+    /// Opens the device of that name, for a rank that knows such memory of other devices.
+    pub fn open(name: &str, exports: &Arc<Exports>) -> Result<Arc<Device>> {
         let failed = |what: &str| {
             let what = format!("{what} RDMA device {name}");
             move |e: io::Error| Error::system(what, e)
@@ -40,7 +45,14 @@ impl Device {
         let context = Context::open(name).map_err(failed("opening"))?;
         let limits = context.limits().map_err(failed("asking for the limits of"))?;
         let domain = Domain::new(&context).map_err(failed("making a protection domain of"))?;
-        Ok(Arc::new(Device { domain, limits, windows: Mutex::default(), forgotten: AtomicU64::new(0) }))
+        Ok(Arc::new(Device {
+            domain,
+            limits,
+            windows: Mutex::default(),
+            forgotten: AtomicU64::new(0),
+            exports: exports.clone(),
+            no_dma_bufs: OnceLock::new(),
+        }))
     }
 
     /// Its protection domain.
@@ -85,6 +97,49 @@ impl Device {
     pub fn has(&self, at: u64, key: u32) -> bool {
         let windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         windows.get(&at).is_some_and(|memory| memory.remote_key() == key)
+    }
+
+    /// Memory of other devices that the rank has registered.
+    #[inline]
+    pub fn exports(&self) -> &Exports {
+        &self.exports
+    }
+
+    /// The registration of these bytes with this device, if they are such memory.
+    ///
+    /// # Errors
+    /// When only some of them are, and what [`Device::register_dma_buf`] says.
+    pub fn exported(&self, at: u64, len: u64) -> Result<Option<Arc<Memory>>> {
+        self.exports.find(at, len)?.map(|exported| exported.with(self)).transpose()
+    }
+
+    /// Registers memory of another device.
+    ///
+    /// # Errors
+    /// What is missing for it: the library's function, the driver's, or what the kernel says of this memory.
+    pub fn register_dma_buf(&self, buf: &DmaBuf) -> Result<Memory> {
+        let what = || {
+            let name = self.context().name();
+            format!("registering a dma-buf of {} bytes with RDMA device {name}", buf.len)
+        };
+        let lacks = |none: &NoDmaBufs| {
+            let (why, remedy) = none.why_and_remedy();
+            Error::DmaBuf { what: what(), why, remedy: remedy.into() }
+        };
+        // Asked once, with no memory at all: what the kernel says of a certain one is told as it is.
+        match self.no_dma_bufs.get_or_init(|| self.domain.try_dma_bufs()) {
+            Some(none) => Err(lacks(none)),
+            None => self.domain.register_dma_buf(buf).map_err(|e| match NoDmaBufs::of(&e) {
+                Some(none) => lacks(&none),
+                None => Error::DmaBuf {
+                    what: what(),
+                    why: e.to_string(),
+                    remedy: "see that the descriptor is a dma-buf whose exporter lets other devices reach it, or copy through \
+                             host memory"
+                        .into(),
+                },
+            }),
+        }
     }
 
     /// Registers memory.

@@ -12,6 +12,7 @@
 //! | `choice` | which ports there are, and which peers are reached by which |
 //! | `sys`, `post` | the objects and calls of libibverbs |
 //! | `memory` | what is registered, and how long |
+//! | `exported` | memory of other devices, such as GPUs |
 //! | `adapter` | what an endpoint has on one device |
 //! | `wire`, `hello` | messages as bytes; pure |
 //! | `keys` | by what two ranks write into each other's memory |
@@ -21,6 +22,7 @@
 
 mod adapter;
 mod choice;
+mod exported;
 mod fabric;
 pub mod hello;
 mod keys;
@@ -39,8 +41,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::tcp::{Rider, Tcp};
-use crate::{Card, Cost, Error, Forked, Link, Result};
+use crate::{Card, Cost, DmaBuf, DmaBufRegistration, Error, Forked, Link, Result};
 pub(crate) use choice::{Ports, joins_all};
+pub(crate) use exported::Exports;
 use fabric::{Fabric, State};
 use link::VerbsLink;
 pub use settings::VerbsSettings;
@@ -120,9 +123,9 @@ impl Verbs {
         first
     }
 
-    /// Hands what was put to the devices, as far as they take it.
-    pub fn flush(&self) {
-        self.fabric.flush();
+    /// Hands what was put to the devices, as far as they take it; whether there was anything.
+    pub fn flush(&self) -> bool {
+        self.fabric.flush()
     }
 
     /// Whether it may be slept until something can be read; completions that come from now on are told of.
@@ -138,6 +141,16 @@ impl Verbs {
     /// What was put is read no more, and what was granted is written no more.
     pub fn let_go(&self) {
         self.fabric.let_go();
+    }
+
+    /// Whether there is a device.
+    pub fn has_device(&self) -> bool {
+        self.fabric.adapters().next().is_some()
+    }
+
+    /// Registers memory of another device with all devices of these links.
+    pub fn register(&self, exports: &Arc<Exports>, buf: DmaBuf) -> Result<DmaBufRegistration> {
+        exports.add(buf, self.fabric.adapters().map(|adapter| &adapter.device))
     }
 
     /// Whether a peer is to be reached this way.

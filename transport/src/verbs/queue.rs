@@ -9,9 +9,10 @@
 //! other's were taken; so no message comes where there is no request. One that says nothing else is beyond that number.
 //!
 //! **Order.** A write may overtake messages that wait to be placed. One that would overlap such a message goes as
-//! messages itself.
+//! messages itself; from another device's memory, which no processor reads, it waits for the peer's word instead.
 #![allow(unsafe_code)] // memory lent by Link::put
 
+mod exported;
 mod receiving;
 
 use std::collections::VecDeque;
@@ -84,6 +85,30 @@ struct Write {
     chopped: bool,
     /// Its memory cannot be registered: it is copied piece by piece.
     staged: bool,
+    /// Another device's, which the processor cannot read: it is written from there or not at all.
+    exported: bool,
+    /// The peer was asked to tell what it has placed.
+    waits: bool,
+    /// Where `from` points, if it is a copy.
+    own: Option<Box<[u8]>>,
+}
+
+impl Write {
+    fn of(part: &Part, at: u64) -> Write {
+        Write {
+            from: part.ptr,
+            len: part.len as u64,
+            at,
+            done: 0,
+            ticket: 0,
+            memory: None,
+            chopped: false,
+            staged: false,
+            exported: false,
+            waits: false,
+            own: None,
+        }
+    }
 }
 
 // SAFETY: lent memory is only read, and its owner keeps it unchanged until it was sent, on whichever thread.
@@ -123,6 +148,8 @@ pub struct Queue {
     credited: u32,
     taken: u32,
     told: u32,
+    /// The peer wants to be told.
+    asked: bool,
     /// Puts that lend memory, and of these the ones that were flushed.
     lent: u64,
     flushed: u64,
@@ -158,6 +185,7 @@ impl Queue {
             credited: 0,
             taken: 0,
             told: 0,
+            asked: false,
             lent: 0,
             flushed: 0,
             unplaced: VecDeque::new(),
@@ -202,7 +230,7 @@ impl Queue {
     }
 
     fn must_tell(&self) -> bool {
-        self.taken.wrapping_sub(self.told) >= CREDITS / 2
+        self.asked || self.taken.wrapping_sub(self.told) >= CREDITS / 2
     }
 
     fn device(&self) -> &Device {
@@ -211,15 +239,33 @@ impl Queue {
 
     /// Adds a put; gives its ticket: the number of puts so far that lend memory.
     ///
+    /// # Errors
+    /// Memory of another device that is not registered with this one.
+    ///
     /// # Safety
     /// As [`crate::Link::put`]: parts longer than [`crate::INLINE_PART`] bytes stay valid until the ticket is flushed or the
     /// queue is dropped.
-    pub unsafe fn put(&mut self, parts: &[Part], at: u64, signal: Option<Signal>) -> u64 {
+    pub unsafe fn put(&mut self, parts: &[Part], at: u64, signal: Option<Signal>) -> Result<u64, Error> {
+        if Keys::is_device(at) || !self.device().exports().is_empty() {
+            // SAFETY: the caller's promise.
+            unsafe { self.put_by_device(parts, at, signal)? };
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { self.put_by_processor(parts, at, signal) };
+        }
+        Ok(self.lent)
+    }
+
+    /// Adds a put from and to memory that the processors may touch.
+    ///
+    /// # Safety
+    /// As for [`Queue::put`].
+    unsafe fn put_by_processor(&mut self, parts: &[Part], at: u64, signal: Option<Signal>) {
         let total: usize = parts.iter().map(|p| p.len).sum();
         if total <= PAYLOAD {
             // SAFETY: the caller's promise.
             unsafe { self.message(parts, at, signal) };
-            return self.lent;
+            return;
         }
         let mut to = at;
         for part in parts {
@@ -227,17 +273,7 @@ impl Queue {
                 // SAFETY: the caller's promise.
                 unsafe { self.message(std::slice::from_ref(part), to, None) };
             } else {
-                self.lent += 1;
-                self.ops.push_back(Op::Write(Write {
-                    from: part.ptr,
-                    len: part.len as u64,
-                    at: to,
-                    done: 0,
-                    ticket: self.lent,
-                    memory: None,
-                    chopped: false,
-                    staged: false,
-                }));
+                self.lend(Write::of(part, to));
             }
             to += part.len as u64;
         }
@@ -245,7 +281,6 @@ impl Queue {
             // SAFETY: no parts.
             unsafe { self.message(&[], 0, signal) };
         }
-        self.lent
     }
 
     /// # Safety
@@ -354,7 +389,7 @@ impl Queue {
         // SAFETY: the place is this message's alone, and filled.
         let message = unsafe { std::slice::from_raw_parts_mut(place.ptr, place.len) };
         wire::set_taken(message, self.taken);
-        self.told = self.taken;
+        (self.told, self.asked) = (self.taken, false);
         if !wire::is_count(message) {
             self.sent = self.sent.wrapping_add(1);
             if let Ok(Message { what: What::Put { at, payload, .. }, .. }) = wire::parse(message)
@@ -383,6 +418,14 @@ impl Queue {
         if write.done == 0 && !write.chopped {
             let overlaps = |&(_, at, len): &(u32, u64, u64)| at < write.at + write.len && write.at < at + len;
             write.chopped = self.unplaced.iter().any(overlaps);
+            if write.chopped && write.exported {
+                // The processor cannot read it, so it waits until the peer says that those before it are in their place.
+                write.chopped = false;
+                if !std::mem::replace(&mut write.waits, true) {
+                    self.urgent.push_back(wire::tell().into());
+                }
+                return Ok((false, false));
+            }
         }
         let last = |n: u64| n == rest;
         // SAFETY: inside what was lent.

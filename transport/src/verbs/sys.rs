@@ -2,6 +2,7 @@
 //! transport, with `post`, that calls the library.
 #![allow(unsafe_code)] // calls a C library
 
+mod dma_buf;
 mod pair;
 
 use std::ffi::{CStr, c_int};
@@ -16,6 +17,7 @@ use libibverbs_sys::{Symbols, inline, library};
 
 use crate::fork::Forked;
 
+pub use dma_buf::NoDmaBufs;
 pub use pair::{Care, QueuePair, Route};
 
 /// Asks a pointer of the library: null is an error whose number is in `errno`.

@@ -4,7 +4,7 @@
 //!
 //! | bytes | |
 //! |---|---|
-//! | 0 | kind: 1 put, 2 which key, 3 key, 4 forget, 5 nothing but the count below |
+//! | 0 | kind: 1 put, 2 which key, 3 key, 4 forget, 5 nothing but the count below, 6 tell that count |
 //! | 1 | flags of a put: 1 a signal follows the payload |
 //! | 2–3 | zero |
 //! | 4–7 | how many of the receiver's messages the sender has taken so far, modulo 2³² |
@@ -27,6 +27,7 @@ const WHICH_KEY: u8 = 2;
 const KEY: u8 = 3;
 const FORGET: u8 = 4;
 const COUNT: u8 = 5;
+const TELL: u8 = 6;
 const SIGNAL: u8 = 1;
 const NO_WINDOW: u64 = u64::MAX;
 
@@ -71,6 +72,8 @@ pub enum What<'m> {
     },
     /// Only what every head says.
     Count,
+    /// The sender waits to be told how many were taken, this one among them.
+    Tell,
 }
 
 /// A message.
@@ -144,6 +147,13 @@ pub fn count() -> [u8; HEAD] {
     head
 }
 
+/// The whole message that asks how many were taken.
+pub fn tell() -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[0] = TELL;
+    head
+}
+
 /// Whether this message is one of those that are sent beyond what the receiver has made room for.
 pub fn is_count(message: &[u8]) -> bool {
     message.first() == Some(&COUNT)
@@ -189,6 +199,7 @@ pub fn parse(message: &[u8]) -> Result<Message<'_>, Malformed> {
             Err(_) => return Err(Malformed::Flags),
         },
         COUNT => empty(What::Count)?,
+        TELL => empty(What::Tell)?,
         kind => return Err(Malformed::Kind(kind)),
     };
     Ok(Message { taken, what })
@@ -222,6 +233,7 @@ mod tests {
                 (key(&key_given).to_vec(), What::Key(key_given)),
                 (forget(number).to_vec(), What::Forget { number }),
                 (count().to_vec(), What::Count),
+                (tell().to_vec(), What::Tell),
             ];
             for (bytes, what) in all {
                 prop_assert_eq!(is_count(&bytes), what == What::Count);
@@ -231,7 +243,7 @@ mod tests {
 
         /// Any bytes are refused, or say what would be sent as these bytes.
         #[test]
-        fn any_bytes_are_taken_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0..7u8) {
+        fn any_bytes_are_taken_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0..8u8) {
             if let Some(first) = bytes.first_mut() {
                 *first = kind;
             }

@@ -185,6 +185,7 @@ pub unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     let mut world = world();
+    world.posts += 1;
     let mut next = first;
     let posted = world.meet_pair(pair as usize, "post_send").and_then(|_| {
         while !next.is_null() {
@@ -254,6 +255,7 @@ pub unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let mut world = world();
+    world.receive_posts += 1;
     let mut next = first;
     let mut post = || {
         let domain = world.receives.get(&(receives as usize)).ok_or(libc::EINVAL)?.domain;

@@ -34,6 +34,7 @@ impl Queue {
             What::WhichKey { at } => self.give_window(at)?,
             What::Key(key) => self.keys.learn(key).map_err(Fault::Protocol)?,
             What::Forget { number } => self.keys.forget(number),
+            What::Tell => self.asked = true,
             What::Count => {}
         }
         Ok(())
@@ -117,13 +118,17 @@ impl Queue {
             let number = self.give(start, size, false)?;
             return Ok(Keys::offset(number, at - start));
         }
-        // SAFETY: the caller's promise: it stays there until it is withdrawn.
-        let memory = unsafe { self.device().register(to, len as usize)? };
-        let key = memory.remote_key();
-        let (number, _) = self.keys.give(Given::plain(to, len, memory));
+        let exported = self.device().exported(to as u64, len)?;
+        let given = match &exported {
+            Some(memory) => Given::exported(to, len, memory.clone()),
+            // SAFETY: the caller's promise: it stays there until it is withdrawn.
+            None => Given::plain(to, len, unsafe { self.device().register(to, len as usize)? }),
+        };
+        let key = given.key();
+        let (number, _) = self.keys.give(given);
         let key = wire::Key { number, window: None, address: to as u64, len, key };
         self.urgent.push_back(wire::key(&key).into());
-        Ok(Keys::offset(number, 0))
+        Ok(if exported.is_some() { Keys::device_offset(number) } else { Keys::offset(number, 0) })
     }
 
     /// The caller's own memory is the peer's no more.
