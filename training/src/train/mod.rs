@@ -7,6 +7,8 @@
 //! | [`Placed`] | which rank sits where in the mesh, by the links between them |
 //! | [`predict`] | what a step will send, by group — *pure* |
 //! | [`Trainer`] | a Llama on a text, by a configuration |
+//! | `texts` | texts as tokens, made once on each host |
+//! | `agree` | whether all ranks can begin, and have the same |
 //! | [`Row`] | what is known of a step |
 //! | [`Sent`] | what a rank has sent, and how long that took |
 
@@ -20,6 +22,7 @@ mod sent;
 mod step;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod trainer;
 
 pub use config::{Config, KEYS, Key};
