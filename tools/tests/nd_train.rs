@@ -423,4 +423,18 @@ fn hsdp_spares_the_link_between_hosts() {
     assert!(line(&flat_said, "fsdp ").contains("between hosts"), "{flat_said}");
     assert!(line(&hsdp_said, "fsdp ").contains("inside a host"), "{hsdp_said}");
     assert!(line(&hsdp_said, "dp_replicate ").contains("between hosts"), "{hsdp_said}");
+    // And the run says why, with the numbers of both.
+    assert!(!flat_said.contains("flat FSDP"), "{flat_said}");
+    let why = line(&hsdp_said, "Between hosts: on dp_replicate=2,dp_shard=2 each host sends ");
+    println!("{why}");
+    let (own, other) =
+        why.split_once("; flat FSDP (dp_shard=4) would send ").unwrap_or_else(|| panic!("{why}"));
+    let (others, times) = other.split_once(": ").unwrap();
+    assert!(own.contains(" a step") && own.contains(" in ") && others.contains(" in "), "{why}");
+    let times: Vec<f64> = times.split(' ').filter_map(|word| word.parse().ok()).collect();
+    assert_eq!(times.len(), 2, "{why}");
+    // The bytes are those that crossed the link, but for what few small calls and headers take.
+    let measured = flat as f64 / hsdp as f64;
+    assert!((times[0] / measured - 1.0).abs() < 0.25, "{why}; measured {measured:.2}");
+    assert!(times[1] > 2.0, "{why}");
 }

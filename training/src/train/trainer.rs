@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use nd_comm::prelude::Communicator;
-use nd_topology::placement;
+use nd_topology::placement::{self, Placement};
 
 use super::agree::{Thing, all_well, same, same_files};
+use super::spared::{Spared, crossing};
 use super::texts::Texts;
 use super::{Config, KEYS, Loop, Placed, Predicted, Row, Sent, place, predict, room};
 use crate::context_parallel::{padding, positions};
@@ -28,6 +29,7 @@ pub struct Trainer {
     groups: Groups,
     placed: Placed,
     predicted: Vec<Predicted>,
+    spared: Option<Spared>,
     training: Loop<Llama>,
     text: Text,
     eval: Option<Text>,
@@ -90,11 +92,15 @@ impl Trainer {
         let kept = units.iter().filter(|unit| unit.1).map(|unit| unit.0).sum();
         let trained = training.sharded().units().flat_map(|unit| &unit.parameters).filter(|p| !p.frozen);
         let trained = trained.map(Parameter::len).sum::<usize>() as f64;
-        let predicted = placed.placement.as_ref();
-        let predicted = predicted.map(|p| {
-            predict(p, &mesh, &config.policy(), &shape, (parameters, kept, trained), &options(config))
+        let predict = |placement: &Placement, mesh: &Mesh| {
+            predict(placement, mesh, &config.policy(), &shape, (parameters, kept, trained), &options(config))
+        };
+        let predicted = placed.placement.as_ref().map(|p| predict(p, &mesh)).unwrap_or_default();
+        let spared = placed.placement.as_ref().zip(placed.flat.as_ref()).filter(|_| config.zero > 0);
+        let spared = spared.map(|(placement, (flat_mesh, flat))| Spared {
+            own: crossing(placement, &mesh, &predicted),
+            flat: crossing(flat, flat_mesh, &predict(flat, flat_mesh)),
         });
-        let predicted = predicted.unwrap_or_default();
         let batch = mesh.effective_batch(text.deal.micro_batch as usize, text.deal.accumulation as usize);
         let schedule = Schedule {
             lr: config.lr * config.lr_scaling.factor(batch, config.reference_batch),
@@ -110,6 +116,7 @@ impl Trainer {
             groups,
             placed,
             predicted,
+            spared,
             training,
             text,
             eval,
@@ -206,6 +213,11 @@ impl Trainer {
     /// What each group is predicted to send in a step; on rank 0 alone.
     pub fn predicted(&self) -> &[Predicted] {
         &self.predicted
+    }
+
+    /// What HSDP keeps off the links between hosts, where it is used; on rank 0 alone.
+    pub fn spared(&self) -> Option<&Spared> {
+        self.spared.as_ref()
     }
 
     /// The model's numbers.
