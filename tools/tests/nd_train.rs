@@ -159,6 +159,28 @@ fn what_cannot_be_is_one_sentence_with_the_numbers() {
     refused(&["--metrics", "nowhere/m.jsonl"], 2, &["nowhere/m.jsonl", "--metrics"]);
 }
 
+/// A thousand ranks would take minutes to start, and say so first.
+#[test]
+fn settings_are_looked_at_before_ranks_are_started() {
+    let folder = tempfile::tempdir().unwrap();
+    for (settings, words) in [
+        (&["mesh=dp_shard=1000"][..], &["batch=8", "1000 data-parallel ranks"][..]),
+        (&["mesh=dp_shard=1000", "batch=1000", "kv-heads=3"], &["3", "4"]),
+        (&["mesh=dp_shard=1000", "batch=1000"], &[" tokens, 60", "a step takes 1000"]),
+        (&["mesh=tp=1000"], &["tp=1000", "heads"]),
+        (&["mesh=dp_replicate=1000", "batch=1000", "--data", "missing.txt"], &["missing.txt", "--data"]),
+        (&["mesh=dp_replicate=1000,tp=1000"], &["4096"]),
+        (&["ranks=1000000"], &["1000000", "4096", "launcher"]),
+        (&["mesh=tp=1000", "--init", "nowhere"], &["nowhere/config.json"]),
+    ] {
+        let output = nd_train(folder.path(), settings).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{settings:?}: {said}");
+        assert!(said.starts_with("error: ") && said.lines().count() == 1, "{settings:?}: {said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{settings:?}: {said}");
+    }
+}
+
 #[test]
 fn a_loss_that_is_no_number_stops_with_step_and_rank() {
     refused(&["lr=1e30", "clip=0", "mesh=dp_shard=2"], 1, &["step ", "rank ", "--lr"]);
@@ -401,4 +423,18 @@ fn hsdp_spares_the_link_between_hosts() {
     assert!(line(&flat_said, "fsdp ").contains("between hosts"), "{flat_said}");
     assert!(line(&hsdp_said, "fsdp ").contains("inside a host"), "{hsdp_said}");
     assert!(line(&hsdp_said, "dp_replicate ").contains("between hosts"), "{hsdp_said}");
+    // And the run says why, with the numbers of both.
+    assert!(!flat_said.contains("flat FSDP"), "{flat_said}");
+    let why = line(&hsdp_said, "Between hosts: on dp_replicate=2,dp_shard=2 each host sends ");
+    println!("{why}");
+    let (own, other) =
+        why.split_once("; flat FSDP (dp_shard=4) would send ").unwrap_or_else(|| panic!("{why}"));
+    let (others, times) = other.split_once(": ").unwrap();
+    assert!(own.contains(" a step") && own.contains(" in ") && others.contains(" in "), "{why}");
+    let times: Vec<f64> = times.split(' ').filter_map(|word| word.parse().ok()).collect();
+    assert_eq!(times.len(), 2, "{why}");
+    // The bytes are those that crossed the link, but for what few small calls and headers take.
+    let measured = flat as f64 / hsdp as f64;
+    assert!((times[0] / measured - 1.0).abs() < 0.25, "{why}; measured {measured:.2}");
+    assert!(times[1] > 2.0, "{why}");
 }

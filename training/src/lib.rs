@@ -20,6 +20,7 @@
 //! | [`optim`] | AdamW on shards, gradient norm and clipping, loss scale, learning rate |
 //! | [`data`] | tokens, and which rank sees which at which step — the order is *pure* |
 //! | [`train`] | the loop: from a configuration to a trained model and its metrics |
+//! | `digest` | whether two ranks have read the same — *pure* |
 //! | `kernel` | loops over slices that the operations share, on the CPU |
 //!
 //! May depend on `nd-comm` and on `nd-topology`'s placement; never names a transport or a rank's address. Losses and
@@ -29,6 +30,7 @@
 
 pub mod context_parallel;
 pub mod data;
+mod digest;
 mod error;
 pub mod group;
 mod kernel;

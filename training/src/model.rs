@@ -113,6 +113,10 @@ pub trait Model: Send + Sync {
     /// One stage. Called again for the same micro-batch when activations are recomputed, and must give the same bits;
     /// collective calls in it are made by all ranks of their group in the same order.
     ///
+    /// In the backward pass a weight's memory may go as soon as the last operation that has it for an operand is
+    /// differentiated: an operation of your own reads no other weights then, and gives a gradient (zeros, if need be) for those
+    /// of its operands that are trained.
+    ///
     /// # Errors
     /// Of the tensors and of communication.
     fn forward(

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, IsTerminal, Write, stderr, stdout};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use nd_training::train::{Config, Row, Sent, Trainer};
+use nd_training::train::{Config, Row, Sent, Spared, Trainer};
 
 use super::error::Error;
 use super::{files, groups, plot};
@@ -64,7 +64,7 @@ impl Report {
             report.subtitle,
             trainer.origin(),
             if threads == 1 { "" } else { "s" },
-            table(trainer)
+            table(trainer, config.zero)
         ))?;
         report.print(&format!(
             "{:>6}  {:>8}  {:>9}  {:>9}  {:>9}\n",
@@ -159,7 +159,7 @@ fn count(n: f64) -> String {
 }
 
 /// The groups, with the links under them and what is predicted for a step.
-fn table(trainer: &Trainer) -> String {
+fn table(trainer: &Trainer, zero: u8) -> String {
     if trainer.predicted().is_empty() {
         return String::new();
     }
@@ -182,7 +182,29 @@ fn table(trainer: &Trainer) -> String {
     };
     let (mesh, placed) = (trainer.groups().mesh(), trainer.placed());
     let groups = groups::lines(mesh, &placed.order, trainer.hosts());
-    format!("{groups}\nPredicted, for each rank, {speeds}:\n{}\n", table.render())
+    let spared = trainer.spared().map_or(String::new(), |spared| why(spared, zero));
+    format!("{groups}\nPredicted, for each rank, {speeds}:\n{}{spared}\n", table.render())
+}
+
+/// What a mesh with copies of the shards gains over one without; nothing where no link between hosts is spared.
+fn why(spared: &Spared, zero: u8) -> String {
+    let Spared { own, flat } = spared;
+    if flat.bytes == 0.0 || own.bytes == 0.0 {
+        return String::new();
+    }
+    let name = if zero == 3 { "FSDP".to_owned() } else { format!("ZeRO-{zero}") };
+    format!(
+        "Between hosts: on {} each host sends {} a step for the model's state, in {}; flat {name} ({}) would send {} in {}: {:.1} \
+         times the bytes and {:.1} times the time.\n",
+        own.mesh,
+        bytes(own.bytes),
+        micros(own.us),
+        flat.mesh,
+        bytes(flat.bytes),
+        micros(flat.us),
+        flat.bytes / own.bytes,
+        flat.us / own.us
+    )
 }
 
 /// What each group sent in a step and how long that took, beside what was predicted.

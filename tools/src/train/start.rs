@@ -3,7 +3,7 @@
 use nd_comm::launch::Launch;
 use nd_comm::prelude::Communicator;
 use nd_training::Mesh;
-use nd_training::train::Config;
+use nd_training::train::{Config, Trainer};
 
 use super::error::Error;
 use super::{run, threads};
@@ -13,7 +13,7 @@ use crate::launch::{Bind, Failure, Group, Output, Plan, given};
 const RANKS: usize = 2;
 /// Ranks on a core that are so many that a word is said.
 const MANY: usize = 8;
-/// The most that are tried for a mesh.
+/// The most that are started here.
 const MOST: usize = 4096;
 
 /// Runs all ranks that are this process's business.
@@ -49,6 +49,8 @@ fn one(config: &Config, launch: &Launch, settings: &nd_comm::config::Config) -> 
 /// Starts this program again for each rank, on cores of its own where there are enough.
 fn processes(config: &Config) -> Result<(), Error> {
     let ranks = ranks(config)?;
+    // Each of them would find out the same.
+    Trainer::check(config, ranks, ranks)?;
     let program = std::env::current_exe().map_err(|e| {
         Error::Machine(format!("cannot find this program to start ranks of it: {e}; is /proc mounted?"))
     })?;
@@ -77,6 +79,11 @@ fn processes(config: &Config) -> Result<(), Error> {
 fn ranks(config: &Config) -> Result<usize, Error> {
     if let Some(ranks) = config.ranks {
         Mesh::parse(&config.mesh, ranks)?;
+        if ranks > MOST {
+            return Err(Error::Usage(format!(
+                "--ranks {ranks}: one host starts {MOST} at most; use a launcher to start more on several"
+            )));
+        }
         return Ok(ranks);
     }
     let fits = |ranks: &usize| Mesh::parse(&config.mesh, *ranks).is_ok();

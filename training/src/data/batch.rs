@@ -1,6 +1,6 @@
 //! What one rank computes with in one micro-batch. *Pure.*
 
-use super::{Deal, Windows};
+use super::{Deal, Tokens, Windows};
 use crate::tensor_parallel::IGNORE;
 
 /// Inputs and labels of one rank for one micro-batch: `rows` sequences, of each the tokens at `positions`.
@@ -22,7 +22,7 @@ impl MicroBatch {
     /// What data-parallel rank `rank` gets in micro-batch `micro` of step `step`, of each sequence the columns `positions`: all
     /// of them, or those of one rank along cp. Positions past the end of a sequence are padding.
     pub fn new(
-        text: &[u32],
+        text: &Tokens,
         windows: &Windows,
         deal: &Deal,
         (step, micro, rank): (u64, u64, u64),
@@ -33,10 +33,11 @@ impl MicroBatch {
         let len = sequences.len() * positions.len();
         let (mut tokens, mut labels) = (Vec::with_capacity(len), Vec::with_capacity(len));
         for &sequence in &sequences {
-            let row = deal.window(sequence).map_or(&[][..], |window| &text[windows.range(window)]);
+            let row = deal.window(sequence).map_or(0..0, |window| windows.range(window));
             for &position in positions {
-                let both = row.get(position as usize).zip(row.get(position as usize + 1));
-                let (&token, &label) = both.unwrap_or((&0, &IGNORE));
+                let at = row.start + position as usize;
+                let both = if at + 1 < row.end { text.get(at).zip(text.get(at + 1)) } else { None };
+                let (token, label) = both.unwrap_or((0, IGNORE));
                 tokens.push(token);
                 labels.push(label);
             }
@@ -57,7 +58,7 @@ mod tests {
 
     #[test]
     fn labels_are_one_ahead_and_positions_are_dealt() {
-        let text: Vec<u32> = (100..111).collect();
+        let text = Tokens::from((100..111).collect::<Vec<u32>>());
         let windows = Windows::new(text.len(), 4);
         let deal = Deal {
             windows: windows.count(),
@@ -80,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_rank_without_sequences_has_labels_that_do_not_count() {
-        let text = [1, 2, 3];
+        let text = Tokens::from(vec![1, 2, 3]);
         let windows = Windows::new(3, 2);
         let deal =
             Deal { windows: 1, order: Order::Sequential, seed: 0, micro_batch: 1, accumulation: 1, ranks: 2 };

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`Tokenizer`] | bytes, or a `tokenizer.json` |
+//! | [`Tokens`] | tokens of a text — *pure* |
 //! | [`Windows`] | a text cut into sequences — *pure* |
 //! | [`Deal`] | which sequence whom at which step — *pure* |
 //! | `permutation` | a shuffled order without a list of it — *pure* |
@@ -14,9 +15,11 @@ mod deal;
 mod permutation;
 pub mod text;
 mod tokenizer;
+mod tokens;
 mod windows;
 
 pub use batch::MicroBatch;
 pub use deal::{Deal, Order};
 pub use tokenizer::Tokenizer;
+pub use tokens::Tokens;
 pub use windows::Windows;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::Tokens;
 use crate::error::{Error, Result};
 
 /// What makes tokens of a text.
@@ -34,38 +35,39 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`Error::File`] for a tokenizer that cannot be read; [`Error::Config`] for a text that is not UTF-8, with the place.
-    pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>> {
+    pub fn encode(&self, text: Vec<u8>) -> Result<Tokens> {
         let path = match self {
-            Tokenizer::Bytes => return Ok(text.iter().map(|&byte| byte.into()).collect()),
+            Tokenizer::Bytes => return Ok(Tokens::U8(text)),
             Tokenizer::File(path) => path,
         };
         let tokenizer = open(path)?;
-        let text = std::str::from_utf8(text).map_err(|e| {
+        let text = std::str::from_utf8(&text).map_err(|e| {
             let at = e.valid_up_to();
             Error::Config(format!(
                 "the text is not UTF-8 from byte {at} on; convert it, or use --tokenizer bytes"
             ))
         })?;
         let refused = |e| Error::File { path: path.clone(), problem: format!("cannot encode the text: {e}") };
-        let encoded = tokenizer.encode(text, false).map_err(refused)?;
-        Ok(encoded.get_ids().to_vec())
+        // The same tokens as `encode` gives, without their places in the text.
+        let encoded = tokenizer.encode_fast(text, false).map_err(refused)?;
+        Ok(encoded.get_ids().to_vec().into())
     }
 
-    /// The tokens of a file.
+    /// The tokens of a file's text.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`], and [`Error::File`] for a file that cannot be read or has less than two tokens.
-    pub fn encode_file(&self, path: &Path) -> Result<Vec<u32>> {
+    /// As [`Tokenizer::encode`], and [`Error::File`] for a text of less than two tokens.
+    pub fn encode_file(&self, path: &Path, text: Vec<u8>) -> Result<Tokens> {
         let refused = |problem: String| Error::File { path: path.to_owned(), problem };
-        let text = std::fs::read(path).map_err(|e| refused(format!("cannot be read: {e}")))?;
-        let tokens = self.encode(&text).map_err(|e| match e {
+        let bytes = text.len();
+        let tokens = self.encode(text).map_err(|e| match e {
             Error::Config(problem) => refused(problem),
             e => e,
         })?;
         match tokens.len() {
             0 | 1 => Err(refused(format!(
                 "{} bytes are {} tokens, and a sequence needs at least 2; give a longer text",
-                text.len(),
+                bytes,
                 tokens.len()
             ))),
             _ => Ok(tokens),
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn bytes_are_tokens() {
-        assert_eq!(Tokenizer::named("bytes").encode(b"a\xff").unwrap(), [97, 255]);
+        assert_eq!(Tokenizer::named("bytes").encode(b"a\xff".to_vec()).unwrap(), Tokens::U8(vec![97, 255]));
     }
 
     #[test]
@@ -98,9 +100,9 @@ mod tests {
             "model": {"type": "WordLevel", "vocab": {"one": 0, "two": 1, "?": 2}, "unk_token": "?"}}"#;
         std::fs::write(&path, json).unwrap();
         let tokenizer = Tokenizer::named(path.to_str().unwrap());
-        assert_eq!(tokenizer.encode(b"two one four").unwrap(), [1, 0, 2]);
+        assert_eq!(tokenizer.encode(b"two one four".to_vec()).unwrap(), Tokens::U8(vec![1, 0, 2]));
         assert_eq!(tokenizer.vocabulary().unwrap(), 3);
-        let error = tokenizer.encode(b"one \xff").unwrap_err().to_string();
+        let error = tokenizer.encode(b"one \xff".to_vec()).unwrap_err().to_string();
         assert!(error.contains("byte 4") && error.contains("--tokenizer bytes"), "{error}");
     }
 
@@ -108,12 +110,9 @@ mod tests {
     fn files_that_cannot_be_used_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("short.txt");
-        let error = Tokenizer::Bytes.encode_file(&path).unwrap_err().to_string();
-        assert!(error.contains("short.txt") && error.contains("cannot be read"), "{error}");
-        std::fs::write(&path, "x").unwrap();
-        let error = Tokenizer::Bytes.encode_file(&path).unwrap_err().to_string();
-        assert!(error.contains("1 tokens") && error.contains("at least 2"), "{error}");
-        let error = Tokenizer::named("none.json").encode(b"").unwrap_err().to_string();
+        let error = Tokenizer::Bytes.encode_file(&path, b"x".to_vec()).unwrap_err().to_string();
+        assert!(error.contains("short.txt: 1 bytes are 1 tokens") && error.contains("at least 2"), "{error}");
+        let error = Tokenizer::named("none.json").encode(Vec::new()).unwrap_err().to_string();
         assert!(error.starts_with("none.json: no tokenizer"), "{error}");
     }
 }

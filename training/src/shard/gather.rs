@@ -15,7 +15,7 @@ use crate::group::{Group, Pending};
 /// Gathers one unit's weights at a time, in whatever type they are computed with.
 pub trait Gather: Send {
     /// Weights of these shapes without memory, and whether they are frozen.
-    fn empty(&self, shapes: Vec<(Vec<usize>, bool)>) -> Weights;
+    fn empty(&self, shapes: Vec<(Vec<usize>, bool)>) -> Result<Weights>;
 
     /// Starts to gather a unit, from its masters or from the part of its weights that was kept. At most one unit is on
     /// its way.
@@ -84,7 +84,7 @@ impl<T: Number> Gatherer<T> {
 }
 
 impl<T: Number> Gather for Gatherer<T> {
-    fn empty(&self, shapes: Vec<(Vec<usize>, bool)>) -> Weights {
+    fn empty(&self, shapes: Vec<(Vec<usize>, bool)>) -> Result<Weights> {
         Weights::empty::<T>(shapes)
     }
 

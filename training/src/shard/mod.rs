@@ -19,10 +19,11 @@
 //! Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054.
 //!
 //! The whole of FSDP needs, besides its shards and what operations keep: two units in the forward pass (the weights in use,
-//! the next ones on their way), and in the backward pass four: weights, the next ones, the gradients that come into being,
-//! and those of the stage before that are on their way; three without [`Policy::prefetch`]. The three units whose gradients
-//! are not reduced yet have no shards of gradients meanwhile. So FSDP2's bound, two shards of the model and three units, holds
-//! without prefetch on any number of ranks, and with it on up to three; on W ranks up to 1 - 3/W of a unit come on top.
+//! the next ones on their way), and in the backward pass three and the largest parameter: the weights, each of which goes when
+//! its gradient comes, the next ones, and the gradients of the stage before that are on their way; two and the largest
+//! parameter without [`Policy::prefetch`]. The units whose gradients are not reduced yet, three with prefetch, have no shards of
+//! gradients meanwhile. So FSDP2's bound, two shards of the model and three units, holds as long as a parameter is no larger
+//! than three shards of a unit; on more ranks the largest parameter comes on top.
 //!
 //! | file | what |
 //! |---|---|

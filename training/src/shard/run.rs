@@ -8,6 +8,7 @@ use super::program::Use;
 use super::seed::seeded;
 use super::sharded::Sharded;
 use super::values::{Values, bytes};
+use super::weights::Differentiated;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::model::Model;
@@ -164,17 +165,16 @@ impl<M: Model> Sharded<M> {
                 step.stage
             )));
         };
-        let mut gradients = seeded(&output, gradient)?.backward()?;
+        let weights = &self.units[step.unit].weights;
+        let Differentiated { gradients: of_weights, most, result: mut gradients } =
+            weights.differentiate(step.free, || Ok(seeded(&output, gradient)?.backward()?))?;
         drop(output);
-        // Gradients hold on to the operations that they come from, unless they are detached.
-        let trained = self.units[step.unit].unit.parameters.iter().map(|parameter| !parameter.frozen);
-        let weights: Vec<_> = weights
-            .iter()
-            .zip(trained)
-            .map(|(w, trained)| gradients.remove(w).filter(|_| trained).map(|g| g.detach()))
-            .collect();
+        // What was there at a time, of weights that are gone now or of their gradients.
+        self.unreduced = most.saturating_sub(weights.bytes());
+        self.note();
         let of_input = match input {
             None => None,
+            // Gradients hold on to the operations that they come from, unless they are detached.
             Some(input) => Some(gradients.remove(&input).map(|g| g.detach()).ok_or_else(|| {
                 Error::Config(format!(
                     "no gradient of stage {}'s output reaches its input; look for an operation without a backward pass",
@@ -183,9 +183,8 @@ impl<M: Model> Sharded<M> {
             })?),
         };
         drop(gradients);
-        let weights = Values::Each(weights);
+        let weights = Values::Each(of_weights);
         self.unreduced = weights.bytes();
-        self.note();
         Ok(Gradients { weights, input: of_input })
     }
 

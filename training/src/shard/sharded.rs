@@ -125,7 +125,8 @@ impl<M: Model> Sharded<M> {
             };
             let (pieces, masters) = own(&trained)?;
             let frozen = Frozen { masters: own(&frozen)?.1, layout: frozen };
-            let weights = gather.empty(unit.parameters.iter().map(|p| (p.local_shape(), p.frozen)).collect());
+            let weights =
+                gather.empty(unit.parameters.iter().map(|p| (p.local_shape(), p.frozen)).collect())?;
             Ok(ShardedUnit {
                 unit: unit.clone(),
                 layout: trained,

@@ -6,7 +6,10 @@
 //! | [`Loop`] | one step of any [`Model`](crate::Model): accumulate, clip, update, and the loss of all ranks |
 //! | [`Placed`] | which rank sits where in the mesh, by the links between them |
 //! | [`predict`] | what a step will send, by group — *pure* |
+//! | [`Spared`] | what HSDP keeps off the links between hosts — *pure* |
 //! | [`Trainer`] | a Llama on a text, by a configuration |
+//! | `texts` | texts as tokens, made once on each host |
+//! | `agree` | whether all ranks can begin, and have the same |
 //! | [`Row`] | what is known of a step |
 //! | [`Sent`] | what a rank has sent, and how long that took |
 
@@ -17,9 +20,11 @@ mod predict;
 mod room;
 mod row;
 mod sent;
+mod spared;
 mod step;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod trainer;
 
 pub use config::{Config, KEYS, Key};
@@ -27,5 +32,6 @@ pub use place::{Placed, place};
 pub use predict::{Predicted, predict};
 pub use row::Row;
 pub use sent::Sent;
+pub use spared::{Crossing, Spared};
 pub use step::{Loop, Outcome};
 pub use trainer::Trainer;

@@ -7,6 +7,7 @@ use nd_topology::model::{LinkOverride, Nic, Numa, Port};
 use nd_topology::placement::{self, Placement};
 use nd_topology::{Cluster, System};
 
+use super::spared::flat;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 
@@ -17,6 +18,8 @@ pub struct Placed {
     pub order: Vec<usize>,
     /// How that was found, with the links and predictions of each axis; on rank 0 alone.
     pub placement: Option<Placement>,
+    /// Where they would sit if the copies of shards were shards as well, if there are copies; on rank 0 alone.
+    pub flat: Option<(Mesh, Placement)>,
     /// Whether the speeds of links were measured on these machines, and not those that are typical.
     pub measured: bool,
 }
@@ -32,7 +35,7 @@ pub fn place(comm: &Communicator, mesh: &Mesh, model: &placement::Model) -> Resu
     let parsed = parsed.map_err(|e| Error::Mesh(e.to_string()))?;
     model.check(&parsed).map_err(|e| Error::Mesh(e.to_string()))?;
     let mut places = vec![0u64; world];
-    let mut found = None;
+    let (mut found, mut flatter) = (None, None);
     if comm.rank() == 0 {
         let machines = comm.machines();
         let wrong = |e: nd_topology::Error| Error::Mesh(e.to_string());
@@ -42,12 +45,17 @@ pub fn place(comm: &Communicator, mesh: &Mesh, model: &placement::Model) -> Resu
             places[machines.layout.hosts()[slot.host][slot.local] as usize] = place as u64;
         }
         found = Some(placement);
+        let place_flat = |mesh: Mesh| {
+            let parsed = placement::Mesh::parse(&mesh.to_string(), world).ok()?;
+            Some((mesh, placement::place_inside(&cluster, &parsed, model).ok()?))
+        };
+        flatter = flat(mesh).and_then(place_flat);
     }
     comm.broadcast(&mut places, 0)?;
     let costs = comm.machines().costs;
     let measured = !costs.link.is_empty() && *costs != *Calibration::typical();
     let order = places.into_iter().map(|place| place as usize).collect();
-    Ok(Placed { order, placement: found, measured })
+    Ok(Placed { order, placement: found, flat: flatter, measured })
 }
 
 /// The machines as a cluster with a slot for each rank: ranks of a host are joined in pairs, hosts by one port each, both as fast

@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 
 use nd_comm::prelude::Communicator;
 use nd_tests::worlds::each;
+use safetensors::tensor::Dtype;
 
 use super::{Config, Trainer};
 use crate::data::text;
 use crate::error::{Error, Result};
+use crate::llama::weights::save;
+use crate::llama::{self, Weights};
 
 /// A model that is trained in a moment: 8 sequences of 32 tokens a step, with some dropout.
 fn small(settings: &[(&str, &str)]) -> Config {
@@ -210,7 +213,73 @@ fn ranks_with_other_settings_are_named() {
         Trainer::new(comm, &small(&[("mesh", "dp_shard=3"), ("batch", "9"), ("seed", seed)])).err()
     });
     for error in results {
-        assert!(error.unwrap().to_string().starts_with("rank 2 has seed 6, and rank 0 has 5;"));
+        let error = error.unwrap().to_string();
+        assert!(
+            error.starts_with("rank 2 (") && error.contains(") has seed 6, and ranks 0 and 1 ("),
+            "{error}"
+        );
+        assert!(error.contains(") have seed 5;"), "{error}");
+    }
+}
+
+#[test]
+fn ranks_with_other_weights_are_named() {
+    let folders = [1, 1, 2].map(|seed| {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, random) = (tiny(), Weights::random(seed));
+        save(folder.path(), &model, Dtype::F32, &mut |p, out| random.fill(p, 0..p.len(), out)).unwrap();
+        folder
+    });
+    let start = |folders: &[tempfile::TempDir; 3]| {
+        let config = |rank: usize| {
+            let mut config = small(&[]);
+            let shape = Config::default();
+            (config.hidden, config.layers, config.ffn) = (shape.hidden, shape.layers, shape.ffn);
+            (config.heads, config.kv_heads) = (shape.heads, shape.kv_heads);
+            (config.mesh, config.batch) = ("dp_shard=3".into(), Some(9));
+            config.init = Some(folders[rank].path().to_owned());
+            config
+        };
+        each(&Communicator::local(3).unwrap(), |comm| {
+            Trainer::new(comm, &config(comm.rank())).err().map_or(String::new(), |e| e.to_string())
+        })
+    };
+    let file = |rank: usize, name: &str| folders[rank].path().join(name);
+    for error in start(&folders) {
+        assert!(error.starts_with("rank 2 (") && error.contains(") has model.safetensors "), "{error}");
+        assert!(
+            error.contains("ranks 0 and 1 (")
+                && error.contains(&file(2, "model.safetensors").display().to_string())
+        );
+    }
+    std::fs::copy(file(0, "model.safetensors"), file(2, "model.safetensors")).unwrap();
+    assert_eq!(start(&folders), ["", "", ""]);
+    let other = llama::Config { rms_norm_eps: 1e-3, ..tiny() };
+    std::fs::write(file(1, "config.json"), other.to_json()).unwrap();
+    for error in start(&folders) {
+        assert!(error.starts_with("rank 1 (") && error.contains(") has config.json "), "{error}");
+    }
+    std::fs::write(file(1, "config.json"), tiny().to_json()).unwrap();
+    std::fs::remove_file(file(1, "model.safetensors")).unwrap();
+    for error in start(&folders) {
+        assert!(
+            error.starts_with("rank 1 (") && error.contains(") has as files to read config.json, and"),
+            "{error}"
+        );
+    }
+}
+
+/// A model of a few thousand parameters that reads bytes.
+fn tiny() -> llama::Config {
+    llama::Config {
+        vocab_size: 256,
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_hidden_layers: 1,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 8,
+        ..llama::Config::default()
     }
 }
 

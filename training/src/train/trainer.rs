@@ -1,16 +1,19 @@
 //! A Llama on a text.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use nd_comm::prelude::Communicator;
-use nd_topology::placement;
+use nd_topology::placement::{self, Placement};
 
-use super::agree::{all_well, hash, same};
+use super::agree::{Thing, all_well, same, same_files};
+use super::spared::{Spared, crossing};
+use super::texts::Texts;
 use super::{Config, KEYS, Loop, Placed, Predicted, Row, Sent, place, predict, room};
 use crate::context_parallel::{padding, positions};
-use crate::data::{Deal, MicroBatch, Order, Windows, text};
+use crate::data::{Deal, MicroBatch, Order, Tokenizer, Tokens, Windows};
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::group::Groups;
 use crate::llama::{self, Llama, Weights};
@@ -26,6 +29,7 @@ pub struct Trainer {
     groups: Groups,
     placed: Placed,
     predicted: Vec<Predicted>,
+    spared: Option<Spared>,
     training: Loop<Llama>,
     text: Text,
     eval: Option<Text>,
@@ -41,33 +45,46 @@ pub struct Trainer {
 
 /// Tokens, and who gets which.
 struct Text {
-    tokens: Vec<u32>,
+    tokens: Tokens,
     windows: Windows,
     deal: Deal,
 }
 
-/// Bytes of the text that is made where none is given, and of the one to measure on.
-const MADE: usize = 200_000;
-const MADE_FOR_EVAL: usize = 20_000;
-/// The flags for texts.
-const DATA: &str = "--data";
-const EVAL_DATA: &str = "--eval-data";
-
 impl Trainer {
+    /// What can be known of a run on so many ranks, `local_ranks` of them on this host, before any of them is started: whether mesh,
+    /// model, batch and memory fit together, and files are there. It takes milliseconds, and reads no text and no weights.
+    ///
+    /// # Errors
+    /// [`Error::Config`], [`Error::File`] or [`Error::Mesh`] with what does not fit and what to do.
+    pub fn check(config: &Config, ranks: usize, local_ranks: usize) -> Result<()> {
+        Plan::new(config, ranks, local_ranks)?;
+        Texts::are_there(config)
+    }
+
     /// Reads what is to be read, places the ranks, and makes or loads this rank's shards. All ranks call this.
     ///
     /// # Errors
     /// The same on all ranks: [`Error::Config`], [`Error::File`] or [`Error::Mesh`] with what does not fit and what to do.
     pub fn new(comm: &Communicator, config: &Config) -> Result<Trainer> {
-        let read = all_well(comm, Read::new(comm, config))?;
-        same(comm, &read.compared(config))?;
-        let Read { mesh, model, text, eval, sequence } = read;
+        let plan = all_well(comm, Plan::new(config, comm.world_size(), comm.host_ranks().len()))?;
+        same(comm, &plan.compared(config), "start all ranks with the same settings")?;
+        let texts = Texts::read(comm, config, plan.model.vocab_size)?;
+        let text = plan.text(config, texts.training, config.order);
+        plan.check_length(config, text.tokens.len())?;
+        let eval = texts.eval.map(|tokens| plan.text(config, tokens, Order::Sequential));
+        let weights = all_well(comm, weights(config))?;
+        let files = weights.files().map(|files| plan.files(config, &files));
+        same_files(comm, &all_well(comm, files)?)?;
+        let Plan { mesh, model, .. } = plan;
+        // Tokens, and padding.
+        let sequence = config.seq_len + padding(config.seq_len, &mesh);
         let shape = shape(&model, config, &mesh, sequence)?;
         let placed = place(comm, &mesh, &shape)?;
         let groups = Groups::new(comm, mesh, &placed.order)?;
         let balance = config.cp_balance;
         let positions = positions(groups.cp().rank(), groups.cp().size(), sequence, balance)?;
-        let (mut training, origin) = all_well(comm, begin(config, &model, &groups))?;
+        let origin = weights.describe();
+        let mut training = all_well(comm, begin(config, &model, &groups, &weights))?;
         let elements = |unit: &Unit| unit.parameters.iter().map(Parameter::len).sum::<usize>() as f64;
         let units: Vec<(f64, bool)> =
             training.sharded().units().map(|unit| (elements(unit), unit.keep)).collect();
@@ -75,11 +92,15 @@ impl Trainer {
         let kept = units.iter().filter(|unit| unit.1).map(|unit| unit.0).sum();
         let trained = training.sharded().units().flat_map(|unit| &unit.parameters).filter(|p| !p.frozen);
         let trained = trained.map(Parameter::len).sum::<usize>() as f64;
-        let predicted = placed.placement.as_ref();
-        let predicted = predicted.map(|p| {
-            predict(p, &mesh, &config.policy(), &shape, (parameters, kept, trained), &options(config))
+        let predict = |placement: &Placement, mesh: &Mesh| {
+            predict(placement, mesh, &config.policy(), &shape, (parameters, kept, trained), &options(config))
+        };
+        let predicted = placed.placement.as_ref().map(|p| predict(p, &mesh)).unwrap_or_default();
+        let spared = placed.placement.as_ref().zip(placed.flat.as_ref()).filter(|_| config.zero > 0);
+        let spared = spared.map(|(placement, (flat_mesh, flat))| Spared {
+            own: crossing(placement, &mesh, &predicted),
+            flat: crossing(flat, flat_mesh, &predict(flat, flat_mesh)),
         });
-        let predicted = predicted.unwrap_or_default();
         let batch = mesh.effective_batch(text.deal.micro_batch as usize, text.deal.accumulation as usize);
         let schedule = Schedule {
             lr: config.lr * config.lr_scaling.factor(batch, config.reference_batch),
@@ -95,6 +116,7 @@ impl Trainer {
             groups,
             placed,
             predicted,
+            spared,
             training,
             text,
             eval,
@@ -193,6 +215,11 @@ impl Trainer {
         &self.predicted
     }
 
+    /// What HSDP keeps off the links between hosts, where it is used; on rank 0 alone.
+    pub fn spared(&self) -> Option<&Spared> {
+        self.spared.as_ref()
+    }
+
     /// The model's numbers.
     pub fn model(&self) -> &llama::Config {
         &self.model
@@ -246,21 +273,19 @@ impl Trainer {
     }
 }
 
-/// What a rank finds out by itself.
-struct Read {
+/// What a rank finds out by itself, before it reads texts and weights.
+struct Plan {
     mesh: Mesh,
     model: llama::Config,
-    text: Text,
-    eval: Option<Text>,
-    /// Tokens of a sequence, padding among them.
-    sequence: usize,
+    /// Sequences of a micro-batch, and micro-batches of a step.
+    batching: (usize, usize),
 }
 
-impl Read {
-    fn new(comm: &Communicator, config: &Config) -> Result<Read> {
+impl Plan {
+    fn new(config: &Config, ranks: usize, local_ranks: usize) -> Result<Plan> {
         config.check()?;
-        let mesh = Mesh::parse(&config.mesh, comm.world_size())?;
-        let (micro_batch, accumulation) = config.batching(&mesh)?;
+        let mesh = Mesh::parse(&config.mesh, ranks)?;
+        let batching = config.batching(&mesh)?;
         let model = match &config.init {
             Some(folder) => llama::Config::open(folder)?,
             None => llama::Config {
@@ -274,99 +299,86 @@ impl Read {
                 ..llama::Config::default()
             },
         };
-        Llama::check(&model, &options(config), &mesh)?;
-        let text = |path: Option<&Path>, flag: &str, made: String, order: Order| {
-            let tokens = match path {
-                Some(path) => config.tokenizer.encode_file(path).map_err(|e| with_flag(e, path, flag))?,
-                None => config.tokenizer.encode(made.as_bytes())?,
-            };
-            if let Some((at, token)) =
-                tokens.iter().enumerate().find(|(_, t)| **t as usize >= model.vocab_size)
-            {
-                let name = path.map_or("the text".to_owned(), |path| path.display().to_string());
-                return Err(Error::Config(format!(
-                    "{name}: token {at} is {token}, and the model has vocab_size={}; use the tokenizer that belongs to \
-                     the model (--tokenizer)",
-                    model.vocab_size
-                )));
-            }
-            let windows = Windows::new(tokens.len(), config.seq_len);
-            let deal = Deal {
-                windows: windows.count(),
-                order,
-                seed: config.seed,
-                micro_batch: micro_batch as u64,
-                accumulation: accumulation as u64,
-                ranks: mesh.data_parallel_size() as u64,
-            };
-            Ok(Text { tokens, windows, deal })
-        };
-        let eval = match &config.eval_data {
-            None => None,
-            Some(path) if path == Path::new("made") => {
-                Some(text(None, EVAL_DATA, text::generate(2, MADE_FOR_EVAL), Order::Sequential)?)
-            }
-            Some(path) => Some(text(Some(path), EVAL_DATA, String::new(), Order::Sequential)?),
-        };
-        let text = match &config.data {
-            None => text(None, DATA, text::generate(1, MADE), config.order)?,
-            Some(path) => text(Some(path), DATA, String::new(), config.order)?,
-        };
-        let (sequences, batch) = (text.deal.windows, text.deal.batch());
-        if text.tokens.len() <= config.seq_len || batch > sequences {
-            return Err(Error::Config(format!(
-                "the text has {} tokens, {sequences} sequences of seq-len + 1 = {}, and a step takes {batch} (micro-batch × \
-                 accumulation × {} data-parallel ranks); lower --seq-len or --batch, or give a longer text",
-                text.tokens.len(),
-                config.seq_len.saturating_add(1),
-                mesh.data_parallel_size()
-            )));
+        let plan = Plan { mesh, model, batching };
+        if let Some(tokens) = Texts::tokens_known(config) {
+            plan.check_length(config, tokens)?;
         }
-        room::check(&model, config, &mesh, comm.host_ranks().len())?;
-        let sequence = config.seq_len + padding(config.seq_len, &mesh);
-        Ok(Read { mesh, model, text, eval, sequence })
+        room::check(&plan.model, config, &mesh, local_ranks)?;
+        Llama::check(&plan.model, &options(config), &mesh)?;
+        Ok(plan)
     }
 
-    /// What all ranks must have alike: settings by value, and what is in files by content, whatever paths lead there.
-    fn compared(&self, config: &Config) -> Vec<(&'static str, String)> {
+    /// Refuses a text that has not as many sequences as a step takes.
+    fn check_length(&self, config: &Config, tokens: usize) -> Result<()> {
+        let ranks = self.mesh.data_parallel_size();
+        let sequences = Windows::new(tokens, config.seq_len).count();
+        let batch = (self.batching.0 * self.batching.1 * ranks) as u64;
+        if tokens > config.seq_len && batch <= sequences {
+            return Ok(());
+        }
+        Err(Error::Config(format!(
+            "the text has {tokens} tokens, {sequences} sequences of seq-len + 1 = {}, and a step takes {batch} (micro-batch × \
+             accumulation × {ranks} data-parallel ranks); lower --seq-len or --batch, or give a longer text",
+            config.seq_len.saturating_add(1),
+        )))
+    }
+
+    fn text(&self, config: &Config, tokens: Tokens, order: Order) -> Text {
+        let windows = Windows::new(tokens.len(), config.seq_len);
+        let deal = Deal {
+            windows: windows.count(),
+            order,
+            seed: config.seed,
+            micro_batch: self.batching.0 as u64,
+            accumulation: self.batching.1 as u64,
+            ranks: self.mesh.data_parallel_size() as u64,
+        };
+        Text { tokens, windows, deal }
+    }
+
+    /// The settings that all ranks must have alike; where files are is each host's own.
+    fn compared(&self, config: &Config) -> Vec<Thing> {
         const OWN: [&str; 8] =
             ["init", "data", "eval-data", "tokenizer", "metrics", "plot", "ranks", "threads"];
-        let text = |text: &Text| {
-            let hash = hash(text.tokens.iter().flat_map(|token| token.to_le_bytes()));
-            format!("of {} tokens, hash {hash:016x}", text.tokens.len())
-        };
         let settings = KEYS.iter().filter(|key| !OWN.contains(&key.name));
-        let mut all: Vec<_> = settings.map(|key| (key.name, (key.get)(config))).collect();
-        all.push(("a text", text(&self.text)));
-        all.push(("a text to evaluate on", self.eval.as_ref().map_or("that is none".into(), text)));
-        all.push(("a model", self.model.to_json().split_whitespace().collect::<Vec<_>>().join(" ")));
+        let mut all: Vec<_> = settings.map(|key| Thing::new(key.name, (key.get)(config))).collect();
+        let tokens = if config.tokenizer == Tokenizer::Bytes { "bytes" } else { "by a file" };
+        let weights = if config.init.is_some() { "from a folder (--init)" } else { "drawn by seed" };
+        all.extend([Thing::new("tokens", tokens), Thing::new("weights", weights)]);
         all
     }
-}
 
-/// An error about a text, with the flag that named it.
-fn with_flag(error: Error, text: &Path, flag: &str) -> Error {
-    match error {
-        Error::File { path, problem } if path == text => {
-            Error::File { path, problem: format!("{problem}; check {flag}") }
-        }
-        error => error,
+    /// The files of the model, which lie in folders of any name.
+    fn files(&self, config: &Config, weights: &[(PathBuf, u64, u64)]) -> Vec<Thing> {
+        let Some(folder) = &config.init else { return Vec::new() };
+        // Whether keys that mean nothing here are the same is of no interest.
+        let (path, shape) = (folder.join("config.json"), self.model.to_json());
+        let value = format!("{}: {}", path.display(), shape.split_whitespace().collect::<Vec<_>>().join(" "));
+        let config = Thing { name: "config.json".into(), value, key: digest(0, shape.as_bytes()) };
+        let weights = weights.iter().map(|(path, bytes, contents)| {
+            let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+            Thing::file(name, path, *bytes, *contents)
+        });
+        std::iter::once(config).chain(weights).collect()
     }
 }
 
-/// The model and this rank's shards of it, and where its weights came from.
-fn begin(config: &Config, model: &llama::Config, groups: &Groups) -> Result<(Loop<Llama>, String)> {
-    let weights = match &config.init {
-        Some(folder) if Weights::are_in(folder)? => Weights::open(folder)?,
-        _ => Weights::random(config.seed),
-    };
-    let origin = weights.describe();
+/// Where the weights come from.
+fn weights(config: &Config) -> Result<Weights> {
+    match &config.init {
+        Some(folder) if Weights::are_in(folder)? => Weights::open(folder),
+        _ => Ok(Weights::random(config.seed)),
+    }
+}
+
+/// The model, and this rank's shards of it.
+fn begin(config: &Config, model: &llama::Config, groups: &Groups, weights: &Weights) -> Result<Loop<Llama>> {
     let llama = Llama::new(model.clone(), options(config), groups)?;
     let fill = |parameter: &Parameter, range: std::ops::Range<usize>, out: &mut [f32]| {
         weights.fill(parameter, range, out)
     };
     let sharded = Sharded::new(llama, groups, config.policy(), &fill)?;
-    Ok((Loop::new(sharded, groups, config.adamw, config.clip, config.dtype == DType::F16), origin))
+    Ok(Loop::new(sharded, groups, config.adamw, config.clip, config.dtype == DType::F16))
 }
 
 fn options(config: &Config) -> llama::Options {

@@ -10,6 +10,7 @@ use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 
 use super::layout::Layout;
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::llama::Config;
 use crate::llama::config::HEAD;
@@ -18,6 +19,9 @@ use crate::llama::config::HEAD;
 const LONGEST_HEADER: u64 = 100_000_000;
 /// Bytes that are read at a time.
 const PIECE: usize = 1 << 20;
+/// Pieces of each tensor that are looked at to compare files, and their bytes.
+const SAMPLES: u64 = 16;
+const SAMPLE: u64 = 4096;
 /// Names that a message lists.
 const NAMES: usize = 5;
 
@@ -25,8 +29,16 @@ const NAMES: usize = 5;
 pub(super) struct Checkpoint {
     config: Config,
     dir: PathBuf,
-    files: Vec<(PathBuf, File)>,
+    files: Vec<Opened>,
     tensors: BTreeMap<String, Stored>,
+}
+
+struct Opened {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    /// Of its header.
+    digest: u64,
 }
 
 struct Stored {
@@ -35,6 +47,12 @@ struct Stored {
     dtype: Dtype,
     /// Where it begins in the file, in bytes.
     start: u64,
+}
+
+impl Stored {
+    fn bytes(&self) -> u64 {
+        self.shape.iter().product::<usize>() as u64 * self.dtype.bitsize() as u64 / 8
+    }
 }
 
 /// The part of `model.safetensors.index.json` that matters.
@@ -68,7 +86,22 @@ impl Checkpoint {
 
     /// How many tensors there are, in which files.
     pub fn contents(&self) -> (usize, impl Iterator<Item = &Path>) {
-        (self.tensors.len(), self.files.iter().map(|(path, _)| path.as_path()))
+        (self.tensors.len(), self.files.iter().map(|file| file.path.as_path()))
+    }
+
+    /// Each file's path, length, and a digest of what [`Weights::files`](super::Weights::files) says.
+    pub fn digests(&self) -> Result<Vec<(&Path, u64, u64)>> {
+        let mut digests: Vec<u64> = self.files.iter().map(|file| file.digest).collect();
+        let mut piece = vec![0; SAMPLE as usize];
+        for stored in self.tensors.values() {
+            let Opened { path, file, .. } = &self.files[stored.file];
+            for (start, len) in samples(stored.bytes()) {
+                let piece = &mut piece[..len as usize];
+                file.read_exact_at(piece, stored.start + start).map_err(|e| file_error(path, e))?;
+                digests[stored.file] = digest(digests[stored.file], piece);
+            }
+        }
+        Ok(self.files.iter().zip(digests).map(|(file, digest)| (&*file.path, file.bytes, digest)).collect())
     }
 
     fn read_index(&mut self, path: &Path) -> Result<()> {
@@ -81,7 +114,7 @@ impl Checkpoint {
             self.read_header(&self.dir.join(name))?;
         }
         for (tensor, file) in &index.weight_map {
-            let found = self.tensors.get(tensor).map(|stored| &self.files[stored.file].0);
+            let found = self.tensors.get(tensor).map(|stored| &self.files[stored.file].path);
             if found != Some(&self.dir.join(file)) {
                 return Err(file_error(path, format!("{tensor} is not in {file}")));
             }
@@ -121,7 +154,7 @@ impl Checkpoint {
                 return Err(error(format!("{name} is in another file too")));
             }
         }
-        self.files.push((path.to_owned(), file));
+        self.files.push(Opened { path: path.to_owned(), file, bytes: length, digest: digest(0, &header) });
         Ok(())
     }
 
@@ -171,7 +204,7 @@ impl Checkpoint {
         let stored = self.tensors.get(name).ok_or_else(|| {
             file_error(&self.dir, format!("{name} is missing; is config.json the model's?"))
         })?;
-        let (path, file) = &self.files[stored.file];
+        let Opened { path, file, .. } = &self.files[stored.file];
         if stored.shape != shape {
             return Err(file_error(path, format!("{name} is {:?} and should be {shape:?}", stored.shape)));
         }
@@ -204,6 +237,18 @@ impl Reader<'_> {
         }
         Ok(())
     }
+}
+
+/// Where pieces of so many bytes begin and how long they are: at equal distances, the first at the beginning and the last at the
+/// end; all of it where that is no more.
+fn samples(bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    let count = bytes.div_ceil(SAMPLE).min(SAMPLES);
+    let last = bytes.saturating_sub(SAMPLE);
+    (0..count).map(move |i| {
+        let start = if bytes > SAMPLES * SAMPLE { last / (count - 1) * i } else { i * SAMPLE };
+        let start = if i + 1 == count { start.max(last) } else { start };
+        (start, SAMPLE.min(bytes - start))
+    })
 }
 
 fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], one: impl Fn([u8; N]) -> f32) {
@@ -337,6 +382,39 @@ mod tests {
         assert!(told().contains("a is not in model.safetensors"));
         std::fs::remove_file(dir.path().join("config.json")).unwrap();
         assert!(told().contains("config.json"));
+    }
+
+    #[test]
+    fn samples_are_all_of_a_short_tensor_and_both_ends_of_a_long_one() {
+        for bytes in [0, 1, 4095, 4096, 4097, 65_535, 65_536, 65_537, 1 << 20, (3 << 30) + 1] {
+            let all: Vec<_> = samples(bytes).collect();
+            assert!(
+                all.len() <= SAMPLES as usize && all.iter().all(|(start, len)| start + len <= bytes),
+                "{bytes}"
+            );
+            assert_eq!(all.first().map(|s| s.0), (bytes > 0).then_some(0));
+            assert_eq!(all.last().map_or(0, |(start, len)| start + len), bytes);
+            if bytes <= SAMPLES * SAMPLE {
+                let seen = |byte| all.iter().any(|(start, len)| (*start..start + len).contains(&byte));
+                assert!((0..bytes).all(seen), "{bytes}");
+            }
+        }
+    }
+
+    #[test]
+    fn another_number_gives_another_digest() {
+        let dir = written(&config(), Dtype::F32);
+        let path = dir.path().join("model.safetensors");
+        let of = || Weights::open(dir.path()).unwrap().files().unwrap();
+        let before = of();
+        assert_eq!((before.len(), &before[0].0, before[0].1), (1, &path, path.metadata().unwrap().len()));
+        assert_eq!(of(), before);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let end = bytes.len() - 1;
+        bytes[end] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        assert_ne!(of()[0].2, before[0].2);
+        assert_eq!(Weights::random(1).files().unwrap(), []);
     }
 
     #[test]
