@@ -245,8 +245,13 @@ fn said_when_one_dies(mesh: &str) -> String {
 fn whoever_tells_of_it_names_the_rank_that_died() {
     let folder = tempfile::tempdir().unwrap();
     let settings = ["mesh=dp_shard=2,tp=2", "steps=1000000", "--metrics", "m.jsonl"];
-    let child =
-        nd_train(folder.path(), &settings).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let recorded = folder.path().join("recorded");
+    let child = nd_train(folder.path(), &settings)
+        .env("ND_RECORDER_DIR", &recorded)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let until = Instant::now() + Duration::from_secs(120);
     while std::fs::metadata(folder.path().join("m.jsonl")).map_or(0, |m| m.len()) == 0 {
         assert!(Instant::now() < until, "no step is done");
@@ -263,6 +268,23 @@ fn whoever_tells_of_it_names_the_rank_that_died() {
     // Those of ranks, and one of the program that started them.
     assert!(errors.len() > 1, "{said}");
     assert!(errors.iter().all(|line| line.contains("rank 2") && !line.contains("aborted")), "{said}");
+    // So do the files of all communicators: nobody else has failed by itself in any of them.
+    let diagnose = Command::new(env!("CARGO_BIN_EXE_nd-topo"))
+        .args(["diagnose", "--json", "-"])
+        .arg(recorded)
+        .output()
+        .unwrap();
+    let answer: serde_json::Value = serde_json::from_slice(&diagnose.stdout).unwrap();
+    let all = answer["diagnoses"].as_array().unwrap();
+    let findings = || all.iter().flat_map(|diagnosis| diagnosis["findings"].as_array().unwrap());
+    assert!(
+        all.len() > 3 && findings().all(|f| f["verdict"] == "lost" || f["verdict"] == "ended"),
+        "{answer}"
+    );
+    let lost =
+        findings().filter(|f| f["verdict"] == "lost").map(|f| f["text"].as_str().unwrap().to_lowercase());
+    let is_third = |text: String| text.starts_with("rank 2 (") || text.contains(" (rank 2 of the world");
+    assert!(findings().any(|f| f["verdict"] == "lost") && lost.into_iter().all(is_third), "{answer}");
 }
 
 #[test]

@@ -89,10 +89,19 @@ fn ranks(config: &Config) -> Result<usize, Error> {
     let fits = |ranks: &usize| Mesh::parse(&config.mesh, *ranks).is_ok();
     match std::iter::once(RANKS).chain(1..=MOST).find(fits) {
         Some(ranks) => Ok(ranks),
-        // Says what is wrong with it.
-        None => Err(Mesh::parse(&config.mesh, RANKS).map_or_else(Error::from, |_| {
-            Error::Usage(format!("--mesh {}: needs more than {MOST} ranks; use a launcher", config.mesh))
-        })),
+        None => {
+            let sizes = config.mesh.split(',').filter_map(|axis| axis.split_once('=')?.1.trim().parse().ok());
+            let product = sizes.fold(1usize, |product, size: usize| product.saturating_mul(size));
+            let of_few = || Mesh::parse(&config.mesh, RANKS).err().map(Error::from);
+            match Mesh::parse(&config.mesh, product) {
+                // Says what is wrong with it.
+                Err(e) => Err(of_few().unwrap_or(e.into())),
+                Ok(_) => Err(Error::Usage(format!(
+                    "--mesh {}: needs {product} ranks, and one host starts {MOST} at most; use a launcher to start them on several",
+                    config.mesh
+                ))),
+            }
+        }
     }
 }
 
@@ -112,5 +121,7 @@ mod tests {
         assert_eq!(of("dp_shard=-1", Some(3)), Ok(3));
         assert!(of("tp=2", Some(3)).unwrap_err().contains("3"));
         assert!(of("pp=2", None).unwrap_err().contains("pp"));
+        assert!(of("pp=9999", None).unwrap_err().contains("pp"));
+        assert!(of("dp_replicate=1000,tp=1000", None).unwrap_err().contains("needs 1000000 ranks"));
     }
 }

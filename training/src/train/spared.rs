@@ -108,7 +108,7 @@ mod tests {
         let crossed = crossing(&placement(&[0, 0, 1, 1]), &flat, &[predicted("fsdp", 4, 300.0)]);
         assert!((crossed.bytes - 200.0).abs() < 1e-9 && (crossed.us - 9.9).abs() < 1e-9, "{crossed:?}");
         let near = predicted("fsdp_near", 2, 50.0);
-        assert_eq!(crossing(&placement(&[0, 0, 1, 1]), &flat, &[near.clone()]).bytes, 0.0);
+        assert_eq!(crossing(&placement(&[0, 0, 1, 1]), &flat, std::slice::from_ref(&near)).bytes, 0.0);
         assert_eq!(crossing(&placement(&[0, 1, 1, 0]), &flat, &[near]).bytes, 100.0);
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::file::{Dump, Kind};
-use super::group::{Group, finding, numbered, ranks, sentence, verb};
+use super::group::{Group, finding, is_own, numbered, ranks, sentence, verb};
 use super::{Finding, Verdict};
 
 /// Failures of a kind that name another rank, by that rank: who names it.
@@ -94,15 +94,45 @@ pub(super) fn left(group: &Group<'_>) -> Vec<Finding> {
     vec![finding(Verdict::Left, vec![*rank], call.map_or(0, |c| c.call), text)]
 }
 
+fn aborted(dump: &Dump) -> bool {
+    is_own(dump) && dump.failure.as_ref().is_some_and(|failure| failure.kind == Kind::Aborted)
+}
+
+/// Whether a rank ended this communicator only because of another's failure in another one.
+fn follows(group: &Group<'_>, rank: usize, dump: &Dump) -> bool {
+    aborted(dump) && group.followed.contains_key(&rank)
+}
+
+/// The rank that ended this communicator because of what it met in another one, and its file there.
+pub(super) fn ended<'d>(group: &Group<'d>) -> Option<(usize, &'d Dump)> {
+    let ended = group.dumps.iter().filter(|(rank, dump)| follows(group, **rank, dump));
+    let mut elsewhere = ended.filter_map(|(&rank, _)| Some((rank, *group.followed.get(&rank)?)));
+    let lost = |(_, dump): &(usize, &Dump)| dump.failure.as_ref().is_some_and(|f| f.kind == Kind::Lost);
+    let first = elsewhere.next()?;
+    Some(if lost(&first) { first } else { elsewhere.find(lost).unwrap_or(first) })
+}
+
+/// Communicators that a rank ended because of a failure in another one.
+pub(super) fn followed(group: &Group<'_>) -> Vec<Finding> {
+    let Some((rank, elsewhere)) = ended(group) else { return Vec::new() };
+    let call = group.dumps.get(&rank).map_or(0, |dump| call_of(dump));
+    let as_rank = match elsewhere.rank == rank {
+        true => String::new(),
+        false => format!(", where it is rank {}", elsewhere.rank),
+    };
+    let text = format!(
+        "Nothing went wrong here first: {} ended it because of communicator {}{as_rank}: {}.",
+        group.name(rank),
+        elsewhere.communicator,
+        elsewhere.failure.as_ref().map_or("it failed", |failure| &failure.error),
+    );
+    vec![finding(Verdict::Ended, Vec::new(), call, text)]
+}
+
 /// Ranks on which something went wrong that is nobody else's fault.
 pub(super) fn failed(group: &Group<'_>) -> Vec<Finding> {
-    let own = |dump: &Dump| {
-        let failure = dump.failure.as_ref().filter(|f| f.peer.is_none());
-        failure.is_some_and(|f| matches!(f.kind, Kind::Other | Kind::Aborted))
-    };
-    let mut failed: Vec<(usize, &Dump)> =
-        group.dumps.iter().filter(|(_, d)| own(d)).map(|(&r, &d)| (r, d)).collect();
-    let aborted = |d: &Dump| d.failure.as_ref().is_some_and(|f| f.kind == Kind::Aborted);
+    let own = |(rank, dump): &(usize, &Dump)| is_own(dump) && !follows(group, *rank, dump);
+    let mut failed: Vec<(usize, &Dump)> = group.dumps.iter().map(|(&r, &d)| (r, d)).filter(own).collect();
     failed.sort_by_key(|(rank, dump)| (aborted(dump), call_of(dump), *rank));
     let Some((rank, dump)) = failed.first() else { return Vec::new() };
     let call = dump.current.as_ref().map(|c| format!(" in {}", numbered(&c.call))).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::file::{Call, Current, Dump};
+use super::super::file::{Call, Current, Dump, Kind};
 use super::super::identity::Peer;
 use super::{Diagnosis, Finding, Verdict};
 
@@ -18,6 +18,8 @@ pub(super) struct Group<'d> {
     pub dumps: BTreeMap<usize, &'d Dump>,
     /// Ranks that failed in another communicator of the job, by their files there.
     pub failed_elsewhere: BTreeSet<usize>,
+    /// Of ranks that failed in another communicator through no fault of their own, the file that tells most of it.
+    pub followed: BTreeMap<usize, &'d Dump>,
     peers: BTreeMap<usize, &'d Peer>,
 }
 
@@ -30,6 +32,7 @@ impl<'d> Group<'d> {
             world_size: dump.world_size,
             dumps: BTreeMap::new(),
             failed_elsewhere: BTreeSet::new(),
+            followed: BTreeMap::new(),
             peers: BTreeMap::new(),
         }
     }
@@ -45,16 +48,30 @@ impl<'d> Group<'d> {
         }
     }
 
-    /// Notes which of its ranks failed in another communicator.
-    pub fn note_elsewhere(&mut self, failed: &BTreeSet<(&str, &str, usize)>) {
-        let elsewhere: BTreeSet<usize> = failed
-            .iter()
-            .filter(|(job, communicator, _)| *job == self.job && *communicator != self.communicator)
-            .map(|(.., world_rank)| *world_rank)
-            .collect();
+    /// Notes which of its ranks failed in another communicator, by the files there of the job's ranks.
+    pub fn note_elsewhere(&mut self, failed: &BTreeMap<(&str, usize), Vec<&'d Dump>>) {
         let known: BTreeSet<usize> = self.dumps.keys().chain(self.peers.keys()).copied().collect();
-        let failed = |rank: &usize| self.world_rank(*rank).is_some_and(|w| elsewhere.contains(&w));
-        self.failed_elsewhere = known.into_iter().filter(failed).collect();
+        for rank in known {
+            let Some(files) =
+                self.world_rank(rank).and_then(|world_rank| failed.get(&(self.job, world_rank)))
+            else {
+                continue;
+            };
+            let elsewhere = || files.iter().copied().filter(|dump| dump.communicator != self.communicator);
+            if elsewhere().next().is_some() {
+                self.failed_elsewhere.insert(rank);
+            }
+            // Whoever saw that a rank is lost knows more than who was told, and neither is to blame.
+            let order = |dump: &&Dump| match dump.failure.as_ref().map(|failure| failure.kind) {
+                Some(Kind::Lost) => 0,
+                Some(Kind::Told) => 2,
+                _ => 1,
+            };
+            let through_others = elsewhere().filter(|dump| !is_own(dump));
+            if let Some(file) = through_others.min_by_key(order) {
+                self.followed.insert(rank, file);
+            }
+        }
     }
 
     pub fn diagnosis(&self, findings: Vec<Finding>) -> Diagnosis {
@@ -129,6 +146,12 @@ impl<'d> Group<'d> {
         let calls = self.dumps.iter().filter(|(r, _)| **r != rank).flat_map(|(_, dump)| &dump.calls);
         calls.filter(|c| c.call > 0 && c.done_ns.is_some()).filter(|c| needs_all(c)).max_by_key(|c| c.call)
     }
+}
+
+/// Whether a file tells of a failure that is nobody's but its rank's.
+pub(super) fn is_own(dump: &Dump) -> bool {
+    let failure = dump.failure.as_ref().filter(|failure| failure.peer.is_none());
+    failure.is_some_and(|failure| matches!(failure.kind, Kind::Other | Kind::Aborted))
 }
 
 /// Whether nobody can finish the call without all ranks.

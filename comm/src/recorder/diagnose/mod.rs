@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `group` | the files of one communicator, and who they are about |
 //! | `calls` | ranks that called different things |
-//! | `gone` | ranks that are gone, left, or failed by themselves |
+//! | `gone` | ranks that are gone, left, or failed by themselves, and communicators that ended because others did |
 //! | `parted` | ranks that are alive and do not hear each other |
 //! | `waits` | ranks for which others wait |
 //! | `missing` | of these, by what the errors of others tell |
@@ -18,6 +18,8 @@
 //! long a call has lasted.
 
 mod calls;
+#[cfg(test)]
+mod elsewhere_tests;
 mod gone;
 mod group;
 mod missing;
@@ -29,7 +31,7 @@ mod stories_tests;
 mod tests;
 mod waits;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -78,6 +80,9 @@ pub enum Verdict {
     Left,
     /// Something went wrong on the rank itself.
     Failed,
+    /// A rank ended it because of a failure in another communicator, where it is told who is to blame; those of them that are
+    /// here as well are the culprits.
+    Ended,
     /// A rank has not entered the call in which others wait for it.
     NotEntered,
     /// A rank entered a call so late that others had given up or nearly had.
@@ -102,8 +107,10 @@ pub fn diagnose(dumps: &[Dump]) -> Vec<Diagnosis> {
         let key = (&dump.job[..], &dump.communicator[..], dump.world_size);
         groups.entry(key).or_insert_with(|| Group::new(dump)).add(dump);
     }
-    let failed = dumps.iter().filter(|d| d.failure.is_some());
-    let failed = failed.map(|d| (&d.job[..], &d.communicator[..], d.world_rank)).collect();
+    let mut failed: BTreeMap<(&str, usize), Vec<&Dump>> = BTreeMap::new();
+    for dump in dumps.iter().filter(|dump| dump.failure.is_some()) {
+        failed.entry((&dump.job, dump.world_rank)).or_default().push(dump);
+    }
     let mut groups: Vec<Group<'_>> = groups.into_values().collect();
     groups.iter_mut().for_each(|group| group.note_elsewhere(&failed));
     let found: Vec<Vec<Finding>> = groups.iter().map(findings).collect();
@@ -111,6 +118,9 @@ pub fn diagnose(dumps: &[Dump]) -> Vec<Diagnosis> {
         groups.iter().zip(&found).map(|(g, f)| g.diagnosis(f.clone())).collect();
     for (g, diagnosis) in diagnoses.iter_mut().enumerate() {
         for finding in &mut diagnosis.findings {
+            if finding.verdict == Verdict::Ended {
+                finding.culprits = blamed_there(g, &groups, &found);
+            }
             let waited = [Verdict::NotEntered, Verdict::Late, Verdict::Silent, Verdict::Unresponsive]
                 .contains(&finding.verdict);
             if waited {
@@ -143,6 +153,9 @@ fn findings(group: &Group<'_>) -> Vec<Finding> {
         found = gone::failed(group);
     }
     if found.is_empty() {
+        found = gone::followed(group);
+    }
+    if found.is_empty() {
         found = waits::waits(group);
     }
     if found.is_empty() {
@@ -152,6 +165,29 @@ fn findings(group: &Group<'_>) -> Vec<Finding> {
         found.push(gone::fine(group));
     }
     found
+}
+
+/// The ranks of a communicator that are to blame in the one whose failure ended it, there or where that one's failure came from.
+fn blamed_there(g: usize, groups: &[Group<'_>], found: &[Vec<Finding>]) -> Vec<usize> {
+    let mut at = g;
+    for _ in 0..groups.len() {
+        let Some((_, elsewhere)) = gone::ended(&groups[at]) else { break };
+        let is_there = |other: &Group<'_>| {
+            (other.job, other.communicator, other.world_size)
+                == (&elsewhere.job[..], &elsewhere.communicator[..], elsewhere.world_size)
+        };
+        let Some(there) = groups.iter().position(is_there) else { break };
+        at = there;
+        if found[at].iter().all(|finding| finding.verdict != Verdict::Ended) {
+            let culprits = found[at].iter().take(1).flat_map(|finding| &finding.culprits);
+            let blamed: BTreeSet<usize> = culprits.filter_map(|&rank| groups[at].world_rank(rank)).collect();
+            let here = |rank: &usize| {
+                groups[g].world_rank(*rank).is_some_and(|world_rank| blamed.contains(&world_rank))
+            };
+            return (0..groups[g].world_size).filter(here).collect();
+        }
+    }
+    Vec::new()
 }
 
 /// Where the culprits are meanwhile, in calls of other communicators of the job, and which of them that holds up.
