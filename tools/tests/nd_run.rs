@@ -181,6 +181,22 @@ fn gone(pid: u32) -> bool {
     }
 }
 
+/// How the launcher ends, which it does soon; it is ended if it does not.
+fn code_of(mut launcher: Child) -> Option<i32> {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = launcher.try_wait().unwrap() {
+            return status.code();
+        }
+        if Instant::now() >= until {
+            launcher.kill().unwrap();
+            launcher.wait().unwrap();
+            panic!("the launcher does not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn all_go(pids: &[u32]) {
     let until = Instant::now() + Duration::from_secs(30);
     while !pids.iter().all(|p| gone(*p)) {
@@ -206,9 +222,9 @@ fn signals_are_passed_on_and_end_without_restart() {
     use rustix::process::Signal;
     for (signal, number) in [(Signal::TERM, 15), (Signal::INT, 2), (Signal::HUP, 1)] {
         // A shell in the background ignores SIGINT by default.
-        let (mut launcher, pids) = sleepers("trap 'kill $!; exit 0' TERM INT HUP;");
+        let (launcher, pids) = sleepers("trap 'kill $!; exit 0' TERM INT HUP;");
         kill(launcher.id(), signal);
-        assert_eq!(launcher.wait().unwrap().code(), Some(128 + number));
+        assert_eq!(code_of(launcher), Some(128 + number));
         all_go(&pids);
     }
 }
@@ -217,7 +233,7 @@ fn signals_are_passed_on_and_end_without_restart() {
 fn stopped_ranks_hear_a_signal_too() {
     use rustix::process::Signal;
     for (signal, number) in [(Signal::TERM, 15), (Signal::HUP, 1)] {
-        let (mut launcher, pids) = sleepers("");
+        let (launcher, pids) = sleepers("");
         kill(pids[0], Signal::STOP);
         let until = Instant::now() + Duration::from_secs(30);
         let stopped = || std::fs::read_to_string(format!("/proc/{}/stat", pids[0])).unwrap().contains(") T ");
@@ -226,7 +242,7 @@ fn stopped_ranks_hear_a_signal_too() {
             std::thread::sleep(Duration::from_millis(1));
         }
         kill(launcher.id(), signal);
-        assert_eq!(launcher.wait().unwrap().code(), Some(128 + number));
+        assert_eq!(code_of(launcher), Some(128 + number));
         all_go(&pids);
     }
 }
@@ -234,7 +250,7 @@ fn stopped_ranks_hear_a_signal_too() {
 #[test]
 fn asking_twice_kills() {
     let stubborn = "trap 'echo heard' TERM; sleep 1000 & echo $$ $!; while :; do wait; sleep 0.1; done";
-    let (mut launcher, pids, mut out) = started(&[], stubborn);
+    let (launcher, pids, mut out) = started(&[], stubborn);
     kill(launcher.id(), rustix::process::Signal::TERM);
     // Both hear the first signal and stay.
     for _ in 0..2 {
@@ -244,7 +260,7 @@ fn asking_twice_kills() {
     assert!(!gone(pids[0]));
     drain(out);
     kill(launcher.id(), rustix::process::Signal::TERM);
-    assert_eq!(launcher.wait().unwrap().code(), Some(143));
+    assert_eq!(code_of(launcher), Some(143));
     all_go(&pids);
 }
 
@@ -256,7 +272,7 @@ fn the_end_of_standard_input_ends_ranks_if_it_is_to() {
         let (mut launcher, pids, out) = started(&["--end-with-input", "--grace", "0.2"], &text);
         drain(out);
         drop(launcher.stdin.take());
-        assert_eq!(launcher.wait().unwrap().code(), Some(129));
+        assert_eq!(code_of(launcher), Some(129));
         all_go(&pids);
     }
 }
