@@ -162,7 +162,7 @@ pub fn refused(device: &str, len: usize, e: io::Error) -> Error {
             needed: format!(
                 "{} KiB of locked memory beside the {} KiB that are locked already",
                 len.div_ceil(1024),
-                locked()
+                locked_kib()
             ),
             limit: format!("{} KiB for all (`ulimit -l`)", limit / 1024),
             remedy: "raise it: `ulimit -l unlimited`, memlock in /etc/security/limits.conf, LimitMEMLOCK=infinity of a \
@@ -173,8 +173,8 @@ pub fn refused(device: &str, len: usize, e: io::Error) -> Error {
     }
 }
 
-/// KiB that the kernel counts as locked by this process, by itself or for devices.
-fn locked() -> u64 {
+/// What the kernel counts as locked by this process, by itself or for devices.
+fn locked_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |name: &str| {
         let value = status.lines().find_map(|line| line.strip_prefix(name))?;
