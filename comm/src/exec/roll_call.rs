@@ -11,7 +11,7 @@
 //! The lowest that answers makes its story [`ANSWERING`] and a round trip after it last heard anything, the others would after
 //! twice that; so a report has that much time to arrive, and more than its way takes. What is left is this: the rank that is
 //! the lowest hears another answer so much later than the rest that both make theirs within the time that a report takes
-//! between them; and [`AT_MOST`] passes first.
+//! between them; and [`AT_MOST_SLOWLY`] passes first.
 #![allow(unsafe_code)] // reads answers in the inbox, and what peers show
 
 use std::collections::BTreeMap;
@@ -38,7 +38,9 @@ const ANSWERING: Duration = Duration::from_millis(500);
 /// The same where none is expected: from hosts to which the network does not work.
 const SILENT: Duration = Duration::from_millis(250);
 /// How long all of them are waited for, however slowly they come.
-const AT_MOST: Duration = Duration::from_secs(10);
+const AT_MOST: Duration = Duration::from_secs(3);
+/// The same where it is the network that is slow.
+const AT_MOST_SLOWLY: Duration = Duration::from_secs(10);
 /// A round trip that takes longer is not waited for any longer.
 const ROUND_TRIP: Duration = Duration::from_secs(2);
 /// How often it is looked what the network carries: for each rank a system call.
@@ -109,7 +111,8 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
         if pace.look(endpoint, |peer| said.contains_key(&peer)) {
             heard = Instant::now();
         }
-        let late = began.elapsed().saturating_sub(AT_MOST);
+        let most = if pace.is_slow() { AT_MOST_SLOWLY } else { AT_MOST };
+        let late = began.elapsed().saturating_sub(most);
         let quiet = heard.elapsed().max(late);
         // It is looked only when it has become quiet: of some of them each look reads a file.
         let in_vain =
@@ -141,6 +144,8 @@ pub(super) fn hold(endpoint: &Endpoint, channels: &Channels, mine: Whereabouts) 
 #[derive(Default)]
 struct Pace {
     looked: Option<Instant>,
+    /// When something was last seen to have moved.
+    moved: Option<Instant>,
     /// Bytes, those of all of them together.
     carried: u64,
     /// Something that this rank has said may still reach one of them.
@@ -155,7 +160,7 @@ impl Pace {
         if self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
             return false;
         }
-        let mut now = Pace { looked: Some(Instant::now()), ..Pace::default() };
+        let mut now = Pace { looked: Some(Instant::now()), moved: self.moved, ..Pace::default() };
         for peer in 0..endpoint.world_size() {
             let Some(traffic) = endpoint.traffic(peer) else { continue };
             now.round_trip = now.round_trip.max(traffic.round_trip.min(ROUND_TRIP));
@@ -165,8 +170,17 @@ impl Pace {
             }
         }
         let moved = self.looked.is_some() && now.carried != self.carried;
+        if moved {
+            now.moved = now.looked;
+        }
         *self = now;
         moved
+    }
+
+    /// Whether the network is what they wait for.
+    fn is_slow(&self) -> bool {
+        let patience = ANSWERING + self.round_trip;
+        self.under_way || self.moved.is_some_and(|moved| moved.elapsed() < patience)
     }
 }
 
