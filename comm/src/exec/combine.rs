@@ -10,14 +10,11 @@ use super::peers::has_given_up;
 use super::plan::{Operand, Place};
 use super::run::{Channels, Failure, Segment, channel};
 use super::stamp::comes_before;
-use crate::kernel::{Destination, Kernel, Source, stream};
+use crate::kernel::{Destination, Kernel, Source, spread};
 use crate::schedule::MAX_LANES;
 
 /// What cross-memory attach reads at a time: small enough to be reduced while it is in the cache.
 const READ_BYTES: u64 = 128 << 10;
-
-/// Results that several ranks get are made in pieces of so many bytes, which stay in the first-level cache.
-const SPREAD_BYTES: u64 = 8 << 10;
 
 /// From this many bytes on, results that no cache would keep are stored past it.
 const STREAM_FROM: u64 = 64 << 10;
@@ -279,7 +276,7 @@ impl FoldTask<'_> {
             unsafe {
                 match streams {
                     _ if from == dst.cast_const() => {}
-                    true => stream::copy(from, dst, len as usize),
+                    true => spread::copy(from, dst, len as usize),
                     false => copy(from, dst, len as usize),
                 }
             }
@@ -289,27 +286,11 @@ impl FoldTask<'_> {
         let dst = Destination { ptr: dst, wide: self.dst.wide, finish: self.finish };
         // SAFETY: the caller's promise.
         unsafe {
-            if streams {
-                let others = (others, (done * width) as usize);
-                return stream::fold(kernel, self.fold, sources, dst, others, n as usize);
-            }
-            if others.is_empty() {
+            if others.is_empty() && !streams {
                 return kernel.fold(self.fold, sources, dst, n as usize);
             }
-            let mut start = 0;
-            while start < n {
-                let m = (n - start).min(SPREAD_BYTES / width);
-                let to = Destination { ptr: dst.ptr.add((start * width) as usize), ..dst };
-                kernel.fold(self.fold, sources, to, m as usize);
-                for source in sources.iter_mut() {
-                    source.ptr = source.ptr.add((m * self.width(source.wide)) as usize);
-                }
-                for other in others {
-                    let at = ((done + start) * width) as usize;
-                    copy(to.ptr, other.add(at), (m * width) as usize);
-                }
-                start += m;
-            }
+            let others = (others, (done * width) as usize);
+            spread::fold(kernel, self.fold, sources, dst, others, n as usize, streams);
         }
     }
 }

@@ -11,11 +11,27 @@
 
 use std::arch::x86_64::*;
 
+use super::evaluate::Stream;
 use super::pack::{Numeric, Pack, vectors};
 
 /// The features that these packs need.
 pub(super) fn available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") && is_x86_feature_detected!("fma")
+}
+
+/// Stores of AVX registers past the caches.
+pub(super) struct Registers;
+
+impl Stream for Registers {
+    const REGISTER: usize = size_of::<__m256i>();
+
+    #[inline(always)]
+    unsafe fn store(from: *const u8, to: *mut u8, bytes: usize) {
+        for at in (0..bytes).step_by(Self::REGISTER) {
+            let register = _mm256_loadu_si256(from.wrapping_add(at).cast());
+            _mm256_stream_si256(to.wrapping_add(at).cast(), register);
+        }
+    }
 }
 
 /// 8 × `N` accumulators of type f32. `MULTIPLIERS`: whether they take a part in additions.

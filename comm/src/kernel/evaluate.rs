@@ -31,12 +31,48 @@ pub(super) enum Unary {
 pub(super) struct Functions {
     /// A balanced tree over 2 terms, or 4 or 8 when `fuses` is set, in one pass; nothing is wide.
     pub(super) tree: unsafe fn(Params, &[Source], Destination, usize),
+    /// The same into several places, multiples of [`super::spread::ALIGNMENT`], past the caches.
+    pub(super) spread: unsafe fn(Params, &[Source], Places<'_>, usize),
     /// Two operands of any width.
     pub(super) binary: unsafe fn(Params, [Source; 2], Destination, usize),
     /// One operand of any width.
     pub(super) unary: unsafe fn(Params, Unary, Source, Destination, usize),
     /// Whether `tree` has more than 2 terms.
     pub(super) fuses: bool,
+}
+
+/// All places where a result goes.
+#[derive(Clone, Copy)]
+pub(super) struct Places<'a> {
+    /// The first of them.
+    pub(super) own: Destination,
+    /// So many bytes behind each of these.
+    pub(super) others: (&'a [*mut u8], usize),
+}
+
+/// How packs are stored past the caches, on one instruction set.
+pub(super) trait Stream: 'static {
+    /// Bytes that are stored at once.
+    const REGISTER: usize;
+
+    /// Copies `bytes`; they and `to` are multiples of a register.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; both have room and do not overlap.
+    unsafe fn store(from: *const u8, to: *mut u8, bytes: usize);
+}
+
+/// Not past them, where no such stores are known.
+pub(super) struct Plain;
+
+impl Stream for Plain {
+    const REGISTER: usize = 1;
+
+    #[inline(always)]
+    unsafe fn store(from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
+    }
 }
 
 /// An operation on two vectors.
@@ -130,6 +166,60 @@ unsafe fn tree_then<P, O, Last, const FUSES: bool>(
             [a, b, c, d, e, f, g, h] if FUSES => {
                 let terms = [a.ptr, b.ptr, c.ptr, d.ptr, e.ptr, f.ptr, g.ptr, h.ptr];
                 each::<P, Balanced<O, Last>, 8, 0, false>(params, terms, dst, count);
+            }
+            _ => unreachable!("no loop for {} terms", terms.len()),
+        }
+    }
+}
+
+/// See [`Functions::spread`].
+///
+/// # Safety
+/// See [`Functions`].
+#[inline(always)]
+pub(super) unsafe fn spread<P, O, T, const DIVIDES: bool, const FUSES: bool>(
+    params: Params,
+    terms: &[Source],
+    places: Places<'_>,
+    count: usize,
+) where
+    P: Pack<Vector: Numeric>,
+    O: Op<P::Vector>,
+    T: Stream,
+{
+    // SAFETY: the caller's promise, for each of the terms.
+    unsafe {
+        if DIVIDES && places.own.finish {
+            spread_then::<P, O, ThenDivide<O>, T, FUSES>(params, terms, places, count);
+        } else {
+            spread_then::<P, O, O, T, FUSES>(params, terms, places, count);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn spread_then<P, O, Last, T, const FUSES: bool>(
+    params: Params,
+    terms: &[Source],
+    places: Places<'_>,
+    count: usize,
+) where
+    P: Pack,
+    O: Op<P::Vector>,
+    Last: Op<P::Vector>,
+    T: Stream,
+{
+    // SAFETY: the caller's promise.
+    unsafe {
+        match *terms {
+            [a, b] => each_to_all::<P, Balanced<O, Last>, T, 2>(params, [a.ptr, b.ptr], places, count),
+            [a, b, c, d] if FUSES => {
+                let terms = [a.ptr, b.ptr, c.ptr, d.ptr];
+                each_to_all::<P, Balanced<O, Last>, T, 4>(params, terms, places, count);
+            }
+            [a, b, c, d, e, f, g, h] if FUSES => {
+                let terms = [a.ptr, b.ptr, c.ptr, d.ptr, e.ptr, f.ptr, g.ptr, h.ptr];
+                each_to_all::<P, Balanced<O, Last>, T, 8>(params, terms, places, count);
             }
             _ => unreachable!("no loop for {} terms", terms.len()),
         }
@@ -259,6 +349,56 @@ unsafe fn each<P, S, const N: usize, const WIDE: u8, const WIDE_OUT: bool>(
             }
         }
         (end, dst, remaining) = (dst, out.as_mut_ptr().cast(), 1);
+    }
+}
+
+/// [`each`] of terms that are not wide, into all `places`, past the caches. A pack is stored everywhere while it is in registers.
+///
+/// # Safety
+/// See [`Functions`].
+#[inline(always)]
+unsafe fn each_to_all<P, S, T, const N: usize>(
+    params: Params,
+    mut terms: [*const u8; N],
+    places: Places<'_>,
+    count: usize,
+) where
+    P: Pack,
+    S: Step<P::Vector, N>,
+    T: Stream,
+{
+    let lanes = const { P::LANES * P::VECTORS };
+    let bytes = const { P::LANES * P::VECTORS * P::SIZE };
+    const { assert!((P::LANES * P::VECTORS * P::SIZE).is_multiple_of(T::REGISTER)) }
+    let (others, behind) = places.others;
+    let mut out = MaybeUninit::<[u8; PACK]>::uninit();
+    let out: *mut u8 = out.as_mut_ptr().cast();
+    let mut done = 0;
+    for _ in 0..count / lanes {
+        // SAFETY: a whole pack remains of each term, and in all places.
+        unsafe {
+            one::<P, S, N, 0, false>(params, &terms, out);
+            T::store(out, places.own.ptr.wrapping_add(done), bytes);
+            for other in others {
+                T::store(out, other.wrapping_add(behind + done), bytes);
+            }
+        }
+        for i in 0..N {
+            terms[i] = terms[i].wrapping_add(bytes);
+        }
+        done += bytes;
+    }
+    let rest = count % lanes;
+    if rest == 0 {
+        return;
+    }
+    // SAFETY: `rest` elements remain, fewer than a pack.
+    unsafe {
+        each::<P, S, N, 0, false>(params, terms, out, rest);
+        std::ptr::copy_nonoverlapping(out, places.own.ptr.wrapping_add(done), rest * P::SIZE);
+        for other in others {
+            std::ptr::copy_nonoverlapping(out, other.wrapping_add(behind + done), rest * P::SIZE);
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 //! | `float8` | sums of fp8 with AVX2 |
 //! | `evaluate` | the loops over packs: one or two operands, balanced trees in one pass |
 //! | `blocks` | any fold, for a block of elements at a time |
-//! | [`stream`] | stores that go past the caches |
+//! | [`spread`] | results that go to several places, and past the caches |
 //! | `table` | which loop for which type, operation and processor |
 //!
 //! # What is promised
@@ -38,7 +38,7 @@ mod evaluate;
 #[cfg(target_arch = "x86_64")]
 mod float8;
 mod pack;
-pub mod stream;
+pub mod spread;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -48,7 +48,7 @@ use std::fmt;
 use crate::fold::{Fold, FoldOp};
 use crate::number::{DataType, ReduceOp};
 
-use evaluate::{Functions, Params, Unary};
+use evaluate::{Functions, Params, Places, Unary};
 
 /// Where a term is read from; no alignment is required.
 #[derive(Debug, Clone, Copy)]
@@ -139,18 +139,32 @@ impl Kernel {
             "a fold that holds {} values; the limit is {MAX_DEPTH}",
             fold.depth()
         );
-        let mixed = self.data_type.accumulator() != self.data_type;
-        let all_narrow = !mixed || (!dst.wide && terms.iter().all(|t| !t.wide));
         // SAFETY: the caller's promise is what the loops ask for; the table chose loops that this processor runs.
         unsafe {
             if terms.len() == 1 && fold.ops().len() == 1 {
                 self.unary(terms[0], dst, count);
-            } else if all_narrow && is_balanced(fold.ops()) && (terms.len() == 2 || self.functions.fuses) {
+            } else if self.in_one_pass(fold, terms, dst) {
                 (self.functions.tree)(self.params, terms, dst, count);
             } else {
                 blocks::fold(self, fold, terms, dst, count);
             }
         }
+    }
+
+    /// Whether there is a loop that needs no intermediate result.
+    fn in_one_pass(&self, fold: &Fold, terms: &[Source], dst: Destination) -> bool {
+        let mixed = self.data_type.accumulator() != self.data_type;
+        let all_narrow = !mixed || (!dst.wide && terms.iter().all(|t| !t.wide));
+        all_narrow && is_balanced(fold.ops()) && (terms.len() == 2 || self.functions.fuses)
+    }
+
+    /// [`Kernel::fold`] in one pass, past the caches, into several places, which are multiples of [`spread::ALIGNMENT`].
+    ///
+    /// # Safety
+    /// As for [`Kernel::fold`], for all places; [`Kernel::in_one_pass`] is true.
+    unsafe fn spread(&self, terms: &[Source], places: Places<'_>, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { (self.functions.spread)(self.params, terms, places, count) }
     }
 
     /// Rounds (accumulator to element type), widens, or moves the bits when the widths are equal. When `dst.finish`

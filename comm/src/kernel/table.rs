@@ -48,9 +48,9 @@ pub(super) fn portable(data_type: DataType, op: ReduceOp) -> Option<Functions> {
 /// The loops, compiled for one set of processor features. Sums, products and bits are the same for signed and
 /// unsigned integers, so they are compiled once.
 macro_rules! instantiate {
-    ($module:ident, fuses: $fuses:literal $(, $features:literal)?) => {
+    ($module:ident, fuses: $fuses:literal, streams: $stream:ty $(, $features:literal)?) => {
         mod $module {
-            use super::super::evaluate::{self, Add, And, Max, Min, Multiply, Op, Or, Xor};
+            use super::super::evaluate::{self, Add, And, Max, Min, Multiply, Op, Or, Places, Xor};
             use super::super::pack::{Bits, Numeric, Pack};
             use super::super::{Destination, Source};
             use super::{DataType, Functions, Params, Portable, ReduceOp, Unary};
@@ -64,6 +64,17 @@ macro_rules! instantiate {
             ) {
                 // SAFETY: the caller's promise.
                 unsafe { evaluate::tree::<P, O, DIVIDES, $fuses>(params, terms, dst, count) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn spread<P: Pack<Vector: Numeric>, O: Op<P::Vector>, const DIVIDES: bool>(
+                params: Params,
+                terms: &[Source],
+                places: Places<'_>,
+                count: usize,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe { evaluate::spread::<P, O, $stream, DIVIDES, $fuses>(params, terms, places, count) }
             }
 
             $(#[target_feature(enable = $features)])?
@@ -92,6 +103,7 @@ macro_rules! instantiate {
             fn of<P: Pack<Vector: Numeric>, O: Op<P::Vector>, const DIVIDES: bool>() -> Functions {
                 Functions {
                     tree: tree::<P, O, DIVIDES>,
+                    spread: spread::<P, O, DIVIDES>,
                     binary: binary::<P, O, DIVIDES>,
                     unary: unary::<P>,
                     fuses: $fuses,
@@ -119,6 +131,7 @@ macro_rules! instantiate {
                 let mut functions = float::<P>(op)?;
                 if matches!(op, ReduceOp::Sum | ReduceOp::PreMulSum(_)) {
                     functions.tree = tree::<Sum, Add, false>;
+                    functions.spread = spread::<Sum, Add, false>;
                 }
                 Some(functions)
             }
@@ -162,8 +175,8 @@ macro_rules! instantiate {
     };
 }
 
-instantiate!(any, fuses: false);
+instantiate!(any, fuses: false, streams: evaluate::Plain);
 #[cfg(target_arch = "x86_64")]
-instantiate!(with_avx2, fuses: true, "avx2,f16c,fma");
+instantiate!(with_avx2, fuses: true, streams: super::super::avx2::Registers, "avx2,f16c,fma");
 #[cfg(target_arch = "x86_64")]
-instantiate!(with_avx512, fuses: true, "avx512f,avx512bw,avx512dq,avx512bf16");
+instantiate!(with_avx512, fuses: true, streams: super::super::avx2::Registers, "avx512f,avx512bw,avx512dq,avx512bf16");
