@@ -24,6 +24,8 @@ use super::wire::{self, ABORTED, Verdict};
 
 /// How long a connection may take to prove that it is a rank.
 const GREETING: Duration = Duration::from_secs(10);
+/// Connections that are accepted before all else is looked at again: strangers may come faster than they are sent away.
+const TURN: usize = 64;
 /// How many may be at it at once, fewer where few files may be open; a rank that is pushed out tries again.
 const UNPROVEN_MAX: usize = 256;
 /// The same, however few files may be open.
@@ -88,16 +90,7 @@ impl Root {
     /// Gathers the job and tells every rank the outcome. `own` is this process's rank, if it is one; `deadline`
     /// starts with the first rank if it is not given. A rank whose patience ends sooner sets the deadline for all.
     pub fn run(mut self, own: Option<Hello>, deadline: Option<Instant>) -> Outcome {
-        let mut job = Job {
-            roll: Roll::new(own.as_ref().map(|o| o.world_size)),
-            sessions: Vec::new(),
-            started: Instant::now(),
-            deadline,
-            refused: Vec::new(),
-            strangers: Strangers::default(),
-            failed: None,
-            told: usize::from(own.is_some()),
-        };
+        let mut job = Job::new(own.as_ref(), deadline);
         let given_up = match &own {
             Some(own) => Failure {
                 problem: format!("rank {} ({}) aborted the start", own.rank, place(own)),
@@ -188,7 +181,7 @@ impl Root {
     }
 
     fn accept(&self, job: &mut Job, greeters: &mut Greeters, arrivals: &mpsc::Sender<Arrival>) {
-        loop {
+        for _ in 0..TURN {
             let limit = Instant::now() + GREETING;
             let (stream, from) = match self.listener.accept(limit) {
                 Ok(accepted) => accepted,
@@ -258,6 +251,19 @@ struct Job {
 }
 
 impl Job {
+    fn new(own: Option<&Hello>, deadline: Option<Instant>) -> Job {
+        Job {
+            roll: Roll::new(own.map(|o| o.world_size)),
+            sessions: Vec::new(),
+            started: Instant::now(),
+            deadline,
+            refused: Vec::new(),
+            strangers: Strangers::default(),
+            failed: None,
+            told: usize::from(own.is_some()),
+        }
+    }
+
     fn arrive(&mut self, arrival: Arrival) {
         let (session, hello) = match arrival {
             Ok(arrived) => arrived,
@@ -446,4 +452,28 @@ fn make_room(world_size: usize) -> Result<(), Failure> {
 fn ring(wake: &UnixStream) {
     // Full: then it is awake already.
     let _ = (&mut &*wake).write(&[1]);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    /// However many wait, the deadline is looked at in between.
+    #[test]
+    fn strangers_are_accepted_in_turns() {
+        let listener = Listener::tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = listener.port().unwrap();
+        let root = Root::new(listener, Secret::random()).unwrap();
+        let strangers: Vec<_> =
+            (0..TURN + 10).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+        let (mut job, mut greeters) = (Job::new(None, None), Greeters::default());
+        let (arrivals, _arrived) = mpsc::channel();
+        root.accept(&mut job, &mut greeters, &arrivals);
+        assert_eq!(greeters.all.len(), TURN);
+        root.accept(&mut job, &mut greeters, &arrivals);
+        assert_eq!(greeters.all.len(), strangers.len());
+        greeters.end();
+    }
 }

@@ -17,6 +17,8 @@ use crate::{Error, Result};
 
 /// How long a process of this user may take to prove that it is a peer.
 const PROOF: Duration = Duration::from_secs(10);
+/// Connections that are accepted before all else is looked at again.
+const TURN: usize = 64;
 /// Callers beyond two for each peer, before they have proved that they are.
 const UNPROVEN: usize = 64;
 /// The longest message: a table of all ranks of a large job.
@@ -73,7 +75,8 @@ impl Hearing {
                 Some(listener) => {
                     let _ =
                         poll(&mut [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)], Some(&tick));
-                    while let Ok((stream, _)) = listener.accept() {
+                    for _ in 0..TURN {
+                        let Ok((stream, _)) = listener.accept() else { break };
                         self.answer(stream);
                     }
                 }

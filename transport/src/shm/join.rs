@@ -409,6 +409,8 @@ impl Limit<'_> {
     ) -> Result<UnixStream> {
         let start = Instant::now();
         loop {
+            // Every time: strangers may come faster than they are sent away.
+            self.wait(socket, ranks).map_err(|e| self.failed(&what, start, e))?;
             match socket.accept() {
                 Ok((stream, _)) => return Ok(stream),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
@@ -417,7 +419,6 @@ impl Limit<'_> {
             if let Some(lost) = self.lost(ranks) {
                 return Err(lost);
             }
-            self.wait(socket, ranks).map_err(|e| self.failed(&what, start, e))?;
         }
     }
 }
