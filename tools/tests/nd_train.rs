@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::ffi::OsStr;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nd_tests::hosts::{Hosts, Network};
@@ -215,53 +216,74 @@ fn a_rank_that_dies_ends_the_job_with_its_name() {
     }
 }
 
-/// By all ranks but the second of two, which is killed.
-fn said_when_one_dies(mesh: &str) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let child = nd_train(folder.path(), &[mesh, "steps=1000000", "--metrics", "m.jsonl"])
-        .env("RUST_BACKTRACE", "1")
+/// Trains until it is ended, and has done a step: the program that started the ranks.
+fn trains(folder: &Path, settings: &[&str], environment: &[(&str, &OsStr)]) -> Child {
+    let child = nd_train(folder, settings)
+        .args(["steps=1000000", "--metrics", "m.jsonl"])
+        .envs(environment.iter().copied())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let until = Instant::now() + Duration::from_secs(60);
-    while std::fs::metadata(folder.path().join("m.jsonl")).map_or(0, |m| m.len()) == 0 {
+    let until = Instant::now() + Duration::from_secs(120);
+    while std::fs::metadata(folder.join("m.jsonl")).map_or(0, |m| m.len()) == 0 {
         assert!(Instant::now() < until, "no step is done");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let ranks = children(child.id());
-    assert_eq!(ranks.len(), 2);
+    child
+}
+
+/// The process of a rank.
+fn process(child: &Child, rank: usize) -> Pid {
     let environment = |pid: Pid| std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).unwrap();
-    let second = ranks.into_iter().find(|pid| text(&environment(*pid)).split('\0').any(|v| v == "RANK=1"));
-    kill_process(second.unwrap(), Signal::KILL).unwrap();
+    let named = format!("RANK={rank}");
+    let is_rank = |pid: &Pid| text(&environment(*pid)).split('\0').any(|v| v == named);
+    children(child.id()).into_iter().find(is_rank).unwrap()
+}
+
+/// By all ranks but the second of two, which is killed.
+fn said_when_one_dies(mesh: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let child = trains(folder.path(), &[mesh], &[("RUST_BACKTRACE", "1".as_ref())]);
+    kill_process(process(&child, 1), Signal::KILL).unwrap();
     let output: Output = child.wait_with_output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     said
 }
 
+/// By its number in the job, with the call that was not finished: the ranks of other groups ask each other in a barrier, which
+/// is not what failed.
+#[test]
+fn a_rank_that_stops_is_named_with_the_call_that_waited() {
+    for (mesh, stopped) in [("mesh=dp_shard=2", 1), ("mesh=dp_shard=2,tp=2", 2)] {
+        let folder = tempfile::tempdir().unwrap();
+        let child = trains(folder.path(), &[mesh], &[("ND_TIMEOUT", "2s".as_ref())]);
+        let pid = process(&child, stopped);
+        kill_process(pid, Signal::STOP).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = text(&output.stderr);
+        let named = format!("rank {stopped} (");
+        let errors =
+            said.lines().filter(|line| line.starts_with("error: ") && !line.contains("failed first"));
+        let errors: Vec<&str> = errors.collect();
+        assert!(!errors.is_empty(), "{said}");
+        for error in errors {
+            assert!(error.contains(&named) && error.contains("did not answer"), "{said}");
+            assert!(error.contains(&format!("pid {}", pid.as_raw_nonzero())), "{said}");
+            assert!(!error.contains("barrier") && error.contains("did not finish within 2"), "{said}");
+        }
+    }
+}
+
 /// Rank 2 dies, which rank 0 talks to in dp_shard and rank 3 in tp, each under another number, and rank 1 not at all.
 #[test]
 fn whoever_tells_of_it_names_the_rank_that_died() {
     let folder = tempfile::tempdir().unwrap();
-    let settings = ["mesh=dp_shard=2,tp=2", "steps=1000000", "--metrics", "m.jsonl"];
     let recorded = folder.path().join("recorded");
-    let child = nd_train(folder.path(), &settings)
-        .env("ND_RECORDER_DIR", &recorded)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let until = Instant::now() + Duration::from_secs(120);
-    while std::fs::metadata(folder.path().join("m.jsonl")).map_or(0, |m| m.len()) == 0 {
-        assert!(Instant::now() < until, "no step is done");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let environment = |pid: Pid| std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).unwrap();
-    let third = children(child.id())
-        .into_iter()
-        .find(|pid| text(&environment(*pid)).split('\0').any(|v| v == "RANK=2"));
-    kill_process(third.unwrap(), Signal::KILL).unwrap();
+    let recorder = [("ND_RECORDER_DIR", recorded.as_os_str())];
+    let child = trains(folder.path(), &["mesh=dp_shard=2,tp=2"], &recorder);
+    kill_process(process(&child, 2), Signal::KILL).unwrap();
     let output = child.wait_with_output().unwrap();
     let said = text(&output.stderr);
     let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
@@ -271,7 +293,7 @@ fn whoever_tells_of_it_names_the_rank_that_died() {
     // So do the files of all communicators: nobody else has failed by itself in any of them.
     let diagnose = Command::new(env!("CARGO_BIN_EXE_nd-topo"))
         .args(["diagnose", "--json", "-"])
-        .arg(recorded)
+        .arg(&recorded)
         .output()
         .unwrap();
     let answer: serde_json::Value = serde_json::from_slice(&diagnose.stdout).unwrap();
@@ -290,11 +312,7 @@ fn whoever_tells_of_it_names_the_rank_that_died() {
 #[test]
 fn ranks_stop_and_go_on_with_the_program() {
     let folder = tempfile::tempdir().unwrap();
-    let mut child = nd_train(folder.path(), &["mesh=dp_shard=2", "steps=1000000", "--metrics", "m.jsonl"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = trains(folder.path(), &["mesh=dp_shard=2"], &[]);
     let until = Instant::now() + Duration::from_secs(120);
     let wait = |what: &str, done: &dyn Fn() -> bool| {
         while !done() {
@@ -303,7 +321,6 @@ fn ranks_stop_and_go_on_with_the_program() {
         }
     };
     let written = || std::fs::metadata(folder.path().join("m.jsonl")).map_or(0, |m| m.len());
-    wait("no step is done", &|| written() > 0);
     let own = Pid::from_child(&child);
     let mut all = children(child.id());
     assert_eq!(all.len(), 2);

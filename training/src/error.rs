@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The result of anything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -37,10 +38,28 @@ pub enum Error {
     /// Communication failed.
     #[error(transparent)]
     Comm(#[from] nd_comm::Error),
+    /// A call was not finished in time, and some ranks of the job do not answer at all.
+    #[error(
+        "{missing} did not answer the other ranks of the job within {}, after a call of some of them, which number \
+         themselves, was not finished: {noticed}",
+        seconds(*.within)
+    )]
+    Stuck {
+        /// Who does not answer, by the numbers of the job.
+        missing: String,
+        /// For how long they were asked.
+        within: Duration,
+        /// The call.
+        noticed: Box<nd_comm::Error>,
+    },
     /// A tensor operation failed. Errors of this crate and of communication that have passed through the tensor library
     /// are not here: `?` takes them out again.
     #[error("{0}")]
     Tensor(candle_core::Error),
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
 }
 
 impl<B> From<nd_comm::communicator::pending::Returned<B>> for Error {

@@ -280,7 +280,8 @@ impl Standstill {
         ranks.into_iter().all(|rank| *rank < world_size)
     }
 
-    fn name(&self, rank: usize) -> String {
+    /// A rank as people look for it: with host and process, where this rank knows them.
+    pub fn name(&self, rank: usize) -> String {
         self.names.get(&rank).cloned().unwrap_or_else(|| format!("rank {rank}"))
     }
 }

@@ -67,6 +67,7 @@ impl Error {
             | Error::Step { error: nd_training::Error::Comm(e), .. } => {
                 e.is_echo() || matches!(e, nd_comm::Error::PeerFailed { .. })
             }
+            Error::Step { error: nd_training::Error::Stuck { noticed, .. }, .. } => noticed.is_echo(),
             _ => false,
         }
     }

@@ -259,7 +259,7 @@ impl Groups {
 
     /// An error that names the rank that failed first, by its number in the communicator that the groups were made of, where
     /// `error` only says what a group noticed of it. All ranks call this that fail, and none uses the groups afterwards; the
-    /// others are waited for, 10 s at most.
+    /// others are waited for, as long as a call may take and 10 s at most.
     pub fn first(&self, error: Error) -> Error {
         first::first(&self.job, error)
     }
