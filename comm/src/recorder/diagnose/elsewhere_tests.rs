@@ -98,7 +98,7 @@ fn who_fails_by_itself_is_still_said_to() {
         ];
         for (verdict, culprits, text) in found(&dumps, &[("a", &[0, 1]), ("b", &[1, 2])]) {
             assert_eq!((verdict, culprits), (Verdict::Failed, vec![1]), "{text}");
-            assert!(text.contains("failed by itself"), "{text}");
+            assert!(["failed by itself", "aborted it"].iter().any(|did| text.contains(did)), "{text}");
         }
     }
     // An error of its own is its own although something else failed as well.
@@ -112,4 +112,19 @@ fn who_fails_by_itself_is_still_said_to() {
         of("b", &[1, 0], 1, Told, Some(0)),
     ];
     assert!(found(&circle, &[("a", &[0, 1]), ("b", &[1, 0])]).iter().all(|f| f.1.is_empty()));
+}
+
+/// What failed first comes first, whatever it is called: others ended because of it, or waited in vain for whoever failed.
+#[test]
+fn the_first_failure_is_the_first_diagnosis() {
+    use Kind::{Aborted, Told};
+    let mut dumps = [
+        of("a", &[0, 1], 0, Kind::Lost, Some(1)),
+        of("b", &[0, 2], 0, Aborted, None),
+        of("b", &[0, 2], 1, Told, Some(0)),
+        of("c", &[0, 1], 0, Kind::Lost, Some(1)),
+    ];
+    dumps[0].written_ns += 3_000_000_000;
+    let order: Vec<_> = diagnose(&dumps).into_iter().map(|d| d.communicator).collect();
+    assert_eq!(order, ["c", "a", "b"]);
 }

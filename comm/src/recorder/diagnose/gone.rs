@@ -137,7 +137,11 @@ pub(super) fn failed(group: &Group<'_>) -> Vec<Finding> {
     let Some((rank, dump)) = failed.first() else { return Vec::new() };
     let call = dump.current.as_ref().map(|c| format!(" in {}", numbered(&c.call))).unwrap_or_default();
     let why = dump.failure.as_ref().map(|f| f.error.as_str()).unwrap_or_default();
-    let mut text = format!("{} failed by itself{call}: {why}.", sentence(&group.name(*rank)));
+    let name = sentence(&group.name(*rank));
+    let mut text = match aborted(dump) {
+        true => format!("{name} aborted it{call}."),
+        false => format!("{name} failed by itself{call}: {why}."),
+    };
     if failed.len() > 1 {
         let others: Vec<usize> = failed[1..].iter().map(|(r, _)| *r).collect();
         text += &format!(" So did {}, in the same call or later.", ranks(&others));

@@ -99,7 +99,8 @@ pub enum Verdict {
     Fine,
 }
 
-/// What these files say, for each job and communicator. Of several files of one rank the one that tells of a failure
+/// What these files say, for each job and communicator: first where something failed, in the order of the moments by the
+/// hosts' clocks, from which nothing else follows. Of several files of one rank the one that tells of a failure
 /// counts, then the later one.
 pub fn diagnose(dumps: &[Dump]) -> Vec<Diagnosis> {
     let mut groups: BTreeMap<(&str, &str, usize), Group<'_>> = BTreeMap::new();
@@ -132,7 +133,20 @@ pub fn diagnose(dumps: &[Dump]) -> Vec<Diagnosis> {
             }
         }
     }
-    diagnoses
+    let failed_at = |group: &Group<'_>| {
+        let failed = group.dumps.values().filter(|dump| dump.failure.is_some());
+        failed.map(|dump| u128::from(dump.made_unix_ns) + u128::from(dump.written_ns)).min()
+    };
+    let only_follows = |diagnosis: &Diagnosis| {
+        diagnosis.findings.iter().all(|finding| matches!(finding.verdict, Verdict::Ended | Verdict::Fine))
+    };
+    let mut order: Vec<_> = diagnoses
+        .into_iter()
+        .zip(&groups)
+        .map(|(diagnosis, group)| (only_follows(&diagnosis), failed_at(group), diagnosis))
+        .collect();
+    order.sort_by(|a, b| (a.0, a.1.is_none(), a.1).cmp(&(b.0, b.1.is_none(), b.1)));
+    order.into_iter().map(|(.., diagnosis)| diagnosis).collect()
 }
 
 fn findings(group: &Group<'_>) -> Vec<Finding> {
