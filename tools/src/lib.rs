@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`launch`] | starts ranks as processes of this host |
-//! | [`log`] | where warnings go |
+//! | [`log`], [`say`] | where warnings go; lines that ranks do not mix |
 //! | `draw` | pictures of curves |
 //! | `table`, `units` | plain tables; numbers with units — *pure* |
 //! | [`bench`](mod@bench) | `nd-bench` |
@@ -14,6 +14,7 @@ pub mod bench;
 mod draw;
 pub mod launch;
 pub mod log;
+pub mod say;
 mod table;
 pub mod topo;
 pub mod train;

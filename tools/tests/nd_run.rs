@@ -61,6 +61,12 @@ fn output_that_is_lost_is_a_failure() {
     let mut reader = script(&["-n", "1"], "sleep 0.5; echo result").stdout(Stdio::piped()).spawn().unwrap();
     drop(reader.stdout.take());
     assert_eq!(reader.wait().unwrap().code(), Some(0));
+    // Ranks that would write on for ever notice it, as they would without a launcher.
+    let endless = "while echo result; do sleep 0.01; done";
+    let mut reader =
+        script(&["-n", "2"], endless).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    drop(reader.stdout.take());
+    assert_eq!(code_of(reader), Some(128 + libc::SIGPIPE));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The command line.
 
 use std::path::PathBuf;
+
+use crate::say;
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, ValueEnum};
@@ -152,7 +154,7 @@ pub fn read() -> Result<Options, ExitCode> {
         ExitCode::from(e.exit_code() as u8)
     })?;
     check(arguments).map_err(|e| {
-        eprintln!("error: {e}");
+        say::error(&e);
         ExitCode::from(e.code())
     })
 }

@@ -45,6 +45,8 @@ mod table;
 
 use std::process::ExitCode;
 
+use crate::say;
+
 pub use error::Error;
 
 /// The whole command.
@@ -58,7 +60,7 @@ pub fn main() -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {
             if !e.is_silent() {
-                eprintln!("error: {e}");
+                say::error(&e);
             }
             ExitCode::from(e.code())
         }

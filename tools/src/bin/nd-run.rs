@@ -12,6 +12,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, ValueEnum};
 use nd_comm::config::Logging;
 use nd_tools::launch::{Bind, Ended, Error, Event, Group, Output, Plan, signal_name};
+use nd_tools::say;
 use rustix::process::Signal;
 use serde::Serialize;
 
@@ -140,7 +141,7 @@ fn is_program(e: &clap::Error) -> bool {
 }
 
 fn fail(code: u8, text: &str) -> ExitCode {
-    eprintln!("error: {text}");
+    say::error(text);
     ExitCode::from(code)
 }
 
@@ -253,13 +254,13 @@ fn run(arguments: &Arguments, plan: &Plan) -> Result<Summary, Error> {
             && restarts < arguments.max_restarts
         {
             restarts += 1;
-            eprintln!(
+            say::line(format_args!(
                 "nd-run: rank {} (pid {}) failed: {}; restart {restarts} of {}",
                 failed.rank,
                 failed.pid,
                 failed.why(),
                 arguments.max_restarts
-            );
+            ));
             continue;
         }
         let exit_code = match (last.interrupted, failed) {
@@ -268,14 +269,14 @@ fn run(arguments: &Arguments, plan: &Plan) -> Result<Summary, Error> {
             (None, None) => i32::from(last.lost.is_some()),
         };
         if let Some(e) = &last.lost {
-            eprintln!(
-                "error: what the ranks said could not be passed on whole: {e}; free space, or write it elsewhere"
-            );
+            say::error(format_args!(
+                "what the ranks said could not be passed on whole: {e}; free space, or write it elsewhere"
+            ));
         }
         match (last.interrupted, failed) {
-            (Some(signal), _) => eprintln!("nd-run: ended by {}", signal_name(signal)),
-            (None, Some(failed)) => eprintln!(
-                "error: rank {} (pid {}) failed first: {}; {}look at its output above",
+            (Some(signal), _) => say::line(format_args!("nd-run: ended by {}", signal_name(signal))),
+            (None, Some(failed)) => say::error(format_args!(
+                "rank {} (pid {}) failed first: {}; {}look at its output above",
                 failed.rank,
                 failed.pid,
                 failed.why(),
@@ -284,7 +285,7 @@ fn run(arguments: &Arguments, plan: &Plan) -> Result<Summary, Error> {
                 } else {
                     ""
                 },
-            ),
+            )),
             (None, None) => {}
         }
         return Ok(Summary {
@@ -321,7 +322,10 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) ->
                 once.ended.push(ended);
                 if ended.code() != 0 && once.interrupted.is_none() && keep_going {
                     let (rank, pid, why) = (ended.rank, ended.pid, ended.why());
-                    eprintln!("nd-run: rank {rank} (pid {pid}) failed: {why}; {} go on", group.running());
+                    say::line(format_args!(
+                        "nd-run: rank {rank} (pid {pid}) failed: {why}; {} go on",
+                        group.running()
+                    ));
                     once.first.get_or_insert(ended);
                 } else if ended.code() != 0 && once.interrupted.is_none() {
                     once.first = Some(ended);

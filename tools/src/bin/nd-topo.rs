@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use nd_tools::topo;
+use nd_tools::{say, topo};
 
 fn main() -> ExitCode {
     match topo::run(topo::Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e}");
+            say::error(&e);
             ExitCode::FAILURE
         }
     }

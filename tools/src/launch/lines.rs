@@ -54,16 +54,20 @@ impl Lines {
         let name = format!("nd-run-{}-{rank}", if to == To::Out { "out" } else { "err" });
         self.threads.push(thread::Builder::new().name(name).stack_size(128 << 10).spawn(move || {
             copy(from, &prefix, &mut |line| {
-                // Each line is one write under the stream's lock. If that fails, the ranks go on.
+                // Each line is one write under the stream's lock.
                 let written = match to {
                     To::Out => write_line(&mut io::stdout().lock(), line),
                     To::Err => io::stderr().lock().write_all(line),
                 };
-                // That nobody reads any more is no loss.
-                if let Err(e) = written
-                    && e.kind() != io::ErrorKind::BrokenPipe
-                {
-                    let _ = lost.set(io::Error::new(e.kind(), format!("{}: {e}", to.name())));
+                match written {
+                    Ok(()) => true,
+                    // Nobody reads any more: then nobody reads what the rank says, which it is left to notice.
+                    Err(e) if e.kind() == io::ErrorKind::BrokenPipe => false,
+                    // The ranks go on.
+                    Err(e) => {
+                        let _ = lost.set(io::Error::new(e.kind(), format!("{}: {e}", to.name())));
+                        true
+                    }
                 }
             });
             let _ = done.send(());
@@ -107,8 +111,8 @@ fn prefix(rank: usize, to: To) -> Vec<u8> {
     }
 }
 
-/// Calls `line` with each line, prefix and end of line included.
-fn copy(mut from: impl Read, prefix: &[u8], line: &mut dyn FnMut(&[u8])) {
+/// Calls `line` with each line, prefix and end of line included, until it wants no more.
+fn copy(mut from: impl Read, prefix: &[u8], line: &mut dyn FnMut(&[u8]) -> bool) {
     let mut chunk = vec![0; 16 << 10];
     let mut whole = prefix.to_vec();
     loop {
@@ -125,14 +129,16 @@ fn copy(mut from: impl Read, prefix: &[u8], line: &mut dyn FnMut(&[u8])) {
                 if !ended {
                     whole.push(b'\n');
                 }
-                line(&whole);
+                if !line(&whole) {
+                    return;
+                }
                 whole.truncate(prefix.len());
             }
         }
     }
     if whole.len() > prefix.len() {
         whole.push(b'\n');
-        line(&whole);
+        let _ = line(&whole);
     }
 }
 
@@ -142,7 +148,10 @@ mod tests {
 
     fn lines(text: &[u8]) -> Vec<String> {
         let mut all = Vec::new();
-        copy(text, b"[7] ", &mut |l| all.push(String::from_utf8_lossy(l).into_owned()));
+        copy(text, b"[7] ", &mut |l| {
+            all.push(String::from_utf8_lossy(l).into_owned());
+            true
+        });
         all
     }
 

@@ -1,6 +1,8 @@
 //! `nd-topo diagnose`: reads what ranks wrote when they failed, and says who is to blame.
 
 use std::fs::{self, File};
+
+use crate::say;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -53,7 +55,7 @@ struct Unreadable {
 pub(super) fn run(args: &DiagnoseArgs) -> Result<()> {
     let mut unreadable = Vec::new();
     let mut refuse = |path: &Path, why: String| {
-        eprintln!("warning: {}: {}", printable(&path.display().to_string()), printable(&why));
+        say::warning(format_args!("{}: {}", printable(&path.display().to_string()), printable(&why)));
         unreadable.push(Unreadable { file: path.display().to_string(), why });
     };
     let given = if args.paths.is_empty() { default_folder()? } else { args.paths.clone() };

@@ -8,6 +8,7 @@ use nd_topology::{Error, Result, edits};
 use serde::Serialize;
 
 use super::{put, put_json};
+use crate::say;
 use crate::table::Table;
 
 #[derive(Debug, ClapArgs)]
@@ -60,7 +61,7 @@ pub(super) fn run(args: &EnvArgs) -> Result<()> {
         )));
     }
     for warning in &config.warnings {
-        eprintln!("warning: {warning}");
+        say::warning(warning);
     }
     if let Some(path) = &args.json {
         put_json(path, &rows)?;

@@ -13,6 +13,8 @@ mod show;
 mod simulate;
 
 use std::io::Write;
+
+use crate::say;
 use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
@@ -182,7 +184,7 @@ struct Machine {
 /// Says on standard error what results rest on a guess.
 fn warn_of_guesses(system: &System) {
     for guess in system.guesses() {
-        eprintln!("warning: {}", printable(guess));
+        say::warning(printable(guess));
     }
 }
 
@@ -244,13 +246,13 @@ fn export(a: &ExportArgs) -> Result<()> {
     let text = match a.format {
         ExportFormat::NcclXml => {
             for limit in formats::nccl_xml::limits(&m.system) {
-                eprintln!("warning: NCCL may not read this file: {limit}");
+                say::warning(format_args!("NCCL may not read this file: {limit}"));
             }
             if !m.system.overrides.is_empty() {
-                eprintln!(
-                    "warning: NCCL's format has no place for measured links; {} are left out of this file",
+                say::warning(format_args!(
+                    "NCCL's format has no place for measured links; {} are left out of this file",
                     m.system.overrides.len()
-                );
+                ));
             }
             formats::nccl_xml::write(&m.system)
         }

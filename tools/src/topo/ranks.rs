@@ -12,6 +12,7 @@ use nd_topology::{Error, Result, System};
 use serde::Serialize;
 
 use super::printable;
+use crate::say;
 use crate::table::Table;
 
 /// What the settings say; options win.
@@ -122,11 +123,11 @@ fn offers(host: &Host<'_>, settings: &Settings) -> Result<Vec<(String, Offer)>> 
     // With no device at all nothing is mistyped.
     if !host.system.rdma.is_empty() {
         for name in settings.wishes.hca.unmatched(&host.system.rdma) {
-            eprintln!(
-                "warning: `{}` in ND_IB_HCA matches no RDMA port of {}",
+            say::warning(format_args!(
+                "`{}` in ND_IB_HCA matches no RDMA port of {}",
                 printable(&name),
                 printable(&host.name)
-            );
+            ));
         }
     }
     Ok(offers)

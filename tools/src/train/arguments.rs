@@ -1,6 +1,8 @@
 //! The command line, from the table of settings.
 
 use std::path::Path;
+
+use crate::say;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -57,7 +59,7 @@ pub fn read() -> Result<Config, ExitCode> {
         ExitCode::from(e.exit_code() as u8)
     })?;
     let config = taken(&matches).map_err(|e| {
-        eprintln!("error: {e}");
+        say::error(&e);
         ExitCode::from(e.code())
     })?;
     if matches.get_flag(PRINT) {

@@ -25,6 +25,8 @@ mod threads;
 
 use std::process::ExitCode;
 
+use crate::say;
+
 pub use error::Error;
 
 /// The whole command.
@@ -38,7 +40,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             if !e.is_silent() {
-                eprintln!("error: {e}");
+                say::error(&e);
             }
             ExitCode::from(e.code())
         }

@@ -8,6 +8,7 @@ use nd_training::train::{Config, Trainer};
 use super::error::Error;
 use super::{run, threads};
 use crate::launch::{Bind, Failure, Group, Output, Plan, given};
+use crate::say;
 
 /// Ranks where neither --ranks nor the mesh says how many.
 const RANKS: usize = 2;
@@ -62,7 +63,7 @@ fn processes(config: &Config) -> Result<(), Error> {
         plan.bind = Bind::Core;
     }
     if ranks > MANY * cores {
-        eprintln!("Starting {ranks} ranks on {cores} cores, which takes a while …");
+        say::line(format_args!("Starting {ranks} ranks on {cores} cores, which takes a while …"));
     }
     let mut group = Group::spawn(&plan, 0).map_err(|e| Error::Machine(e.to_string()))?;
     match group.wait_all() {
