@@ -6,6 +6,7 @@ mod lines;
 mod together;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -199,6 +200,18 @@ pub struct Group {
     _watchdog: Watchdog,
 }
 
+/// Ranks that are stopped, and their processes. Shown as the end of a sentence; empty if there are none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stopped(pub Vec<(usize, u32)>);
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0
+            .iter()
+            .try_for_each(|(rank, pid)| write!(f, "; rank {rank} (pid {pid}) is stopped, as by SIGSTOP"))
+    }
+}
+
 #[derive(Debug)]
 struct Running {
     rank: usize,
@@ -363,6 +376,16 @@ impl Group {
             }
         }
         self.ended.sort_by_key(|e| (e.status.signal().is_some(), !e.status.success()));
+    }
+
+    /// Ranks that are stopped, as by SIGSTOP.
+    pub fn stopped(&self) -> Stopped {
+        let is_stopped = |pid: u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
+        };
+        let all = self.running.iter().map(|running| (running.rank, running.child.id()));
+        Stopped(all.filter(|(_, pid)| is_stopped(*pid)).collect())
     }
 
     /// How many ranks [`Group::wait`] has not yet reported as ended.

@@ -121,10 +121,10 @@ fn processes(ranks: usize, faults: &[Fault], timeout: Duration) -> Result<bool, 
     }
     match group.wait_all() {
         None => Ok(true),
-        Some(Failure { first, .. }) => match first.code() {
+        Some(failure @ Failure { first, .. }) => match first.code() {
             // It has said why.
             code @ (1 | 2) if first.rank == 0 || code == 2 => Err(Error::Told(code as u8)),
-            _ => Err(Error::Machine(first.first())),
+            _ => Err(Error::Machine(failure.first())),
         },
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, ValueEnum};
 use nd_comm::config::Logging;
-use nd_tools::launch::{Bind, Ended, Error, Event, Group, Output, Plan, signal_name};
+use nd_tools::launch::{Bind, Ended, Error, Event, Group, Output, Plan, Stopped, signal_name};
 use nd_tools::say;
 use rustix::process::Signal;
 use serde::Serialize;
@@ -276,10 +276,11 @@ fn run(arguments: &Arguments, plan: &Plan) -> Result<Summary, Error> {
         match (last.interrupted, failed) {
             (Some(signal), _) => say::line(format_args!("nd-run: ended by {}", signal_name(signal))),
             (None, Some(failed)) => say::error(format_args!(
-                "rank {} (pid {}) failed first: {}; {}look at its output above",
+                "rank {} (pid {}) failed first: {}{}; {}look at its output above",
                 failed.rank,
                 failed.pid,
                 failed.why(),
+                last.stopped,
                 if plan.world_size() > 1 && !arguments.keep_going {
                     "the other ranks were ended; "
                 } else {
@@ -307,6 +308,8 @@ fn run(arguments: &Arguments, plan: &Plan) -> Result<Summary, Error> {
 /// One start of all ranks.
 struct Once {
     first: Option<Ended>,
+    /// Ranks that were stopped when it failed.
+    stopped: Stopped,
     ended: Vec<Ended>,
     interrupted: Option<i32>,
     /// Why some of what the ranks said could not be passed on.
@@ -315,7 +318,8 @@ struct Once {
 
 fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) -> Result<Once, Error> {
     let mut group = Group::spawn(plan, restart)?;
-    let mut once = Once { first: None, ended: Vec::new(), interrupted: None, lost: None };
+    let mut once =
+        Once { first: None, stopped: Stopped::default(), ended: Vec::new(), interrupted: None, lost: None };
     while group.running() > 0 {
         match group.wait(Some(signals.inbox.as_fd()), None) {
             Event::Ended(ended) => {
@@ -328,7 +332,7 @@ fn once(plan: &Plan, restart: usize, signals: &mut Signals, keep_going: bool) ->
                     ));
                     once.first.get_or_insert(ended);
                 } else if ended.code() != 0 && once.interrupted.is_none() {
-                    once.first = Some(ended);
+                    (once.first, once.stopped) = (Some(ended), group.stopped());
                     // The others find out by themselves, and may say what they know.
                     let until = Instant::now() + LAST_WORDS.min(plan.grace);
                     while group.running() > 0

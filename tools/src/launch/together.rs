@@ -7,16 +7,18 @@ use std::time::{Duration, Instant};
 
 use signal_hook::SigId;
 
-use super::{Ended, Event, Group};
+use super::{Ended, Event, Group, Stopped};
 
 /// When a rank has failed, the others have so long to find out and say so.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// What came of ranks of which one failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// The first that failed.
     pub first: Ended,
+    /// Ranks that were stopped then: what failed may only have waited for them.
+    pub stopped: Stopped,
     /// The exit code of rank 0, if it failed by itself: it has said why.
     pub rank_zero: Option<i32>,
 }
@@ -36,7 +38,7 @@ impl Group {
                 _ => {}
             }
         };
-        let mut failure = Failure { first, rank_zero: None };
+        let mut failure = Failure { first, stopped: self.stopped(), rank_zero: None };
         failure.note(&first);
         let until = Instant::now() + GRACE;
         while self.running() > 0 {
@@ -85,14 +87,15 @@ impl Failure {
     }
 }
 
-impl Ended {
+impl Failure {
     /// A sentence on the first of several ranks to fail.
     pub fn first(&self) -> String {
         format!(
-            "rank {} (pid {}) failed first: {}; the other ranks were ended; look at what it said above",
-            self.rank,
-            self.pid,
-            self.why()
+            "rank {} (pid {}) failed first: {}{}; the other ranks were ended; look at what it said above",
+            self.first.rank,
+            self.first.pid,
+            self.first.why(),
+            self.stopped
         )
     }
 }
@@ -115,5 +118,10 @@ mod tests {
         assert_eq!((both.first.rank, both.first.code(), both.rank_zero), (1, 4, Some(1)));
         let killed = failure("test $RANK = 0 && exit 0; kill -9 $$").unwrap();
         assert_eq!((killed.first.rank, killed.first.code(), killed.rank_zero), (1, 137, None));
+        let waited = failure("test $RANK = 1 && kill -STOP $$; sleep 1; exit 3").unwrap();
+        assert_eq!((waited.first.rank, waited.stopped.0.len()), (0, 1));
+        let said = waited.first();
+        let pid = waited.stopped.0[0].1;
+        assert!(said.contains(&format!("; rank 1 (pid {pid}) is stopped, as by SIGSTOP")), "{said}");
     }
 }

@@ -68,10 +68,10 @@ fn processes(config: &Config) -> Result<(), Error> {
     let mut group = Group::spawn(&plan, 0).map_err(|e| Error::Machine(e.to_string()))?;
     match group.wait_all() {
         None => Ok(()),
-        Some(Failure { first, rank_zero }) => match first.code() {
+        Some(failure @ Failure { first, rank_zero, .. }) => match first.code() {
             // It has said why, or leaves it to rank 0, which has.
             code @ (1 | 2) if code == 2 || rank_zero == Some(code) => Err(Error::Told(code as u8)),
-            _ => Err(Error::Machine(first.first())),
+            _ => Err(Error::Machine(failure.first())),
         },
     }
 }

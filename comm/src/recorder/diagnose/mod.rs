@@ -145,7 +145,7 @@ pub fn diagnose(dumps: &[Dump]) -> Vec<Diagnosis> {
         .zip(&groups)
         .map(|(diagnosis, group)| (only_follows(&diagnosis), failed_at(group), diagnosis))
         .collect();
-    order.sort_by(|a, b| (a.0, a.1.is_none(), a.1).cmp(&(b.0, b.1.is_none(), b.1)));
+    order.sort_by_key(|(follows, at, _)| (*follows, at.is_none(), *at));
     order.into_iter().map(|(.., diagnosis)| diagnosis).collect()
 }
 
