@@ -159,13 +159,17 @@ impl Machine {
 }
 
 /// Runs other tests of this program over such devices, where all worlds are [`Verbs`](crate::worlds::Kind::Verbs): those
-/// whose names contain one of `only`, or all.
+/// whose names contain one of `only`, or all. First over two devices, which the ranks share, then over eight, of which each
+/// of two to four ranks has several, and uses them at once.
 #[track_caller]
 pub fn again(this: &str, only: &[&str]) {
     if root().is_some() || crate::machines::inside() {
         return;
     }
-    let said = Machine::new(2).run(&[&["--test-threads", "1", "--skip", this], only].concat());
-    let passed = said.lines().any(|line| line.contains("test result: ok.") && !line.contains(" 0 passed"));
-    assert!(passed, "{said}");
+    for devices in [2, 8] {
+        let said = Machine::new(devices).run(&[&["--test-threads", "1", "--skip", this], only].concat());
+        let passed =
+            said.lines().any(|line| line.contains("test result: ok.") && !line.contains(" 0 passed"));
+        assert!(passed, "over {devices} devices: {said}");
+    }
 }
