@@ -265,7 +265,7 @@ mod tests {
         for len in [300_000, 300_001, 5 * M + 1, 100 * M - 1] {
             for rails in 1..=4 {
                 let span = span(len, rails);
-                assert!(span == len || span % sys::PAGE as u64 == 0, "{len} over {rails}: {span}");
+                assert!(span == len || span.is_multiple_of(sys::PAGE as u64), "{len} over {rails}: {span}");
                 assert!(
                     len.div_ceil(span) <= rails * len.div_ceil(rails * LONGEST_SPAN),
                     "{len} over {rails}: {span}"
