@@ -469,13 +469,16 @@ mod tests {
             ("NCCL_COMM_ID", "10.0.0.1:4000"),
             ("NCCL_PROTO", "LL"),
             ("NCCL_IB_TC", "106"),
+            ("NCCL_IB_MERGE_NICS", "0"),
             ("NCCL_IB_GID_INDEX", "-1"),
             ("NCCL_IB_QPS_PER_CONNECTION", "2"),
             ("NCCL_VERSION", "2.30"),
         ])
         .unwrap();
         assert_eq!(config.transport.transport, nd_transport::Choice::Tcp);
-        assert_eq!((config.transport.verbs.traffic_class, config.transport.verbs.gid_index), (106, None));
+        let verbs = &config.transport.verbs;
+        assert_eq!((verbs.traffic_class, verbs.gid_index, verbs.rails), (106, None, 1));
+        assert_eq!(from(&[("NCCL_IB_MERGE_NICS", "1")]).unwrap().transport.verbs.rails, 4);
         assert_eq!(config.debug, Logging::default());
         assert_eq!(config.transport.family, nd_transport::Family::V6);
         assert_eq!(config.algorithms, vec![Rule { names: vec!["ring".to_owned()], ..Rule::default() }]);

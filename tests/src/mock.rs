@@ -158,14 +158,26 @@ impl Machine {
     }
 }
 
-/// Runs other tests of this program over such devices, where all worlds are [`Verbs`](crate::worlds::Kind::Verbs): those
+/// Runs other tests of this program over two such devices, where all worlds are [`Verbs`](crate::worlds::Kind::Verbs): those
 /// whose names contain one of `only`, or all.
 #[track_caller]
 pub fn again(this: &str, only: &[&str]) {
+    again_over(2, this, only);
+}
+
+/// The same, and once more over eight devices, of which each of two to four ranks has several, and uses them at once.
+#[track_caller]
+pub fn again_by_rails(this: &str, only: &[&str]) {
+    again_over(2, this, only);
+    again_over(8, this, only);
+}
+
+#[track_caller]
+fn again_over(devices: usize, this: &str, only: &[&str]) {
     if root().is_some() || crate::machines::inside() {
         return;
     }
-    let said = Machine::new(2).run(&[&["--test-threads", "1", "--skip", this], only].concat());
+    let said = Machine::new(devices).run(&[&["--test-threads", "1", "--skip", this], only].concat());
     let passed = said.lines().any(|line| line.contains("test result: ok.") && !line.contains(" 0 passed"));
-    assert!(passed, "{said}");
+    assert!(passed, "over {devices} devices: {said}");
 }

@@ -207,7 +207,7 @@ fn verbs_carry_every_collective() {
 fn devices_of_memory_carry_every_collective() {
     let only =
         ["every_collective_on_every_transport", "a_group_matches", "splits_of_splits", "two_communicators"];
-    nd_tests::mock::again("devices_of_memory_carry_every_collective", &only);
+    nd_tests::mock::again_by_rails("devices_of_memory_carry_every_collective", &only);
 }
 
 #[test]

@@ -272,8 +272,11 @@ fn takes_no_message_for_a_device() {
 #[test]
 fn memory_of_devices_is_put_and_granted() {
     for role in ["moves_memory_of_devices", "keeps_order_and_ends", "takes_no_message_for_a_device"] {
-        let said = Machine::new(2).role(role);
-        assert!(said.contains("\nall is right\n"), "{said}");
+        // The two ranks share the devices: one rail, or several.
+        for devices in [2, 4, 8] {
+            let said = Machine::new(devices).role(role);
+            assert!(said.contains("\nall is right\n"), "{devices} devices: {said}");
+        }
     }
 }
 

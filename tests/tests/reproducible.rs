@@ -101,7 +101,7 @@ fn verbs_give_the_same_bits() {
 
 #[test]
 fn devices_of_memory_give_the_same_bits() {
-    nd_tests::mock::again("devices_of_memory_give_the_same_bits", &["bf16_sums", "f32_sums"]);
+    nd_tests::mock::again_by_rails("devices_of_memory_give_the_same_bits", &["bf16_sums", "f32_sums"]);
 }
 
 #[test]

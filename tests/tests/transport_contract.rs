@@ -84,7 +84,7 @@ fn verbs_keep_the_contract() {
 
 #[test]
 fn verbs_keep_it_on_devices_of_memory() {
-    nd_tests::mock::again("verbs_keep_it_on_devices_of_memory", &[]);
+    nd_tests::mock::again_by_rails("verbs_keep_it_on_devices_of_memory", &[]);
 }
 
 #[test]

@@ -65,12 +65,22 @@ fn paths_between_hosts_say_when_verbs_are_used_and_why_not() {
     assert!(text.contains(rail), "{text}");
     assert!(text.contains("Whether a and both have libibverbs, their files do not say."), "{text}");
     assert!(said(&b, &both).contains("verbs  mlx5_0:1 – mlx5_0:2 (InfiniBand, GID 0 – 0, 200 Gb/s)"));
-    // Several ports: each pair of ranks uses one.
-    let turns =
-        "Two ranks use one pair of ports; where there are several, ranks of a host take turns on them.";
+    // Several ports: one rank uses all of them, unless it is not to.
+    let turns = "More ranks of a host divide its ports among them";
     let two = host("two", &format!("{ROCE}, {}", ROCE.replace("\"number\": 1", "\"number\": 2")));
     let several = said(&two, &two);
-    assert!(several.contains("mlx5_0:2 – mlx5_0:2") && several.contains(turns), "{several}");
+    assert!(
+        several.contains("verbs  2 rails: mlx5_0:1 – mlx5_0:1 (") && several.contains(turns),
+        "{several}"
+    );
+    assert!(several.contains("; mlx5_0:2 – mlx5_0:2 ("), "{several}");
+    let one = Command::new(env!("CARGO_BIN_EXE_nd-topo"))
+        .args(["paths", "--from", &two, "--to", &two])
+        .env("ND_IB_RAILS", "1")
+        .output()
+        .unwrap();
+    let one = String::from_utf8_lossy(&one.stdout);
+    assert!(one.contains("verbs  mlx5_0:1 – mlx5_0:1 (") && !one.contains("mlx5_0:2 – mlx5_0:2"), "{one}");
     assert!(!said(&a, &both).contains(turns));
     assert!(said(&a, &b).contains("tcp  a has Ethernet ports, b has InfiniBand ports"));
     assert!(said(&a, &down).contains("tcp  down has no usable RDMA port: mlx5_0:1 down (Polling)"));

@@ -43,6 +43,30 @@ fn all_collectives_are_right_over_verbs() {
     }
 }
 
+/// Each host has two ports and one rank, which uses both.
+#[test]
+fn two_ports_of_each_host_are_used_at_once() {
+    let Some(ndvm) = ndvm("two_ports_of_each_host_are_used_at_once") else { return };
+    // What each port has sent, as it says itself.
+    let sent = "for i in 0 1; do echo \"rxe$i sent $(cat /sys/class/net/nic$i/statistics/tx_bytes)\"; done";
+    let arguments = format!("allreduce -b 8 -e 1M -f 8 -n 2 -w 1 --transport verbs && {sent}");
+    let (said, ended_well) = bench(&ndvm, &["--nics", "2"], "export ND_DEBUG=debug;", &arguments);
+    assert!(ended_well, "{said}");
+    let rows = rows(&said);
+    assert_eq!(rows.len(), 6, "{said}");
+    for row in &rows {
+        assert!(row[8] == "0" && *row.last().unwrap() == "0", "{row:?} in {said}");
+    }
+    assert!(said.contains("verbs 2 rails: rxe0:1, rxe1:1 to rxe0:1, rxe1:1"), "{said}");
+    for port in ["[0] rxe0", "[0] rxe1", "[1] rxe0", "[1] rxe1"] {
+        let bytes = said
+            .lines()
+            .find_map(|line| line.strip_prefix(port)?.strip_prefix(" sent ")?.parse::<u64>().ok());
+        // Three times a share of a quarter of the longest, at least.
+        assert!(bytes.is_some_and(|bytes| bytes > 700_000), "{port}: {bytes:?} in {said}");
+    }
+}
+
 /// Figures for verbs are written, and predictions follow them from then on.
 #[test]
 fn links_by_verbs_are_measured_and_their_figures_used() {

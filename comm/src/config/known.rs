@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use nd_topology::rdma::MOST_RAILS;
 use nd_transport::{Choice, Family};
 
 use super::values::{self, Bad, bad};
@@ -314,6 +315,14 @@ pub(super) const KNOWN: &[Known] = &[
         "the index of a RoCE port's address (GID); empty: RoCE v2 over IPv4 first",
     )
     .nccl("NCCL_IB_GID_INDEX", |v| (v.trim() != "-1").then(|| v.to_owned())),
+    known(
+        "ND_IB_RAILS",
+        "4",
+        |c, v| values::number(v, 1..=MOST_RAILS as u64).map(|n| c.transport.verbs.rails = n),
+        |c| c.transport.verbs.rails.to_string(),
+        "RDMA ports that two ranks use at once, where their hosts have so many for each rank; the least of both counts",
+    )
+    .nccl("NCCL_IB_MERGE_NICS", |v| (v.trim() == "0").then(|| "1".to_owned())),
     known(
         "ND_IB_TIMEOUT",
         "18",

@@ -14,6 +14,7 @@
 //! | `ENOMEM`, `EINVAL`, …, or a number | the call fails with it |
 //! | `status:N` | the work request fails with that status (`ibv_wc_status`), and its queue pair with it |
 //! | `lost` | the packet is lost, however often it is sent |
+//! | `late:N` | the work request, and all behind it on its queue pair, waits until devices were looked at N times, or N ms |
 //! | `silence` | nothing is ever heard of the work request |
 //! | `garble` | the first byte arrives with all bits turned round |
 //! | `endless` | the message arrives, and again whenever the receiver looks |
@@ -28,6 +29,7 @@ pub enum Action {
     Fail(i32),
     Status(u32),
     Lost,
+    Late(u32),
     Silence,
     Garble,
     Endless,
@@ -134,6 +136,7 @@ fn action_of(text: &str) -> Option<Action> {
     let (word, number) = text.split_once(':').unwrap_or((text, ""));
     Some(match word {
         "status" => Action::Status(number.parse().ok()?),
+        "late" => Action::Late(number.parse().ok()?),
         "mtu" => Action::Mtu((1..=5).find(|code| number == (128 << code).to_string())?),
         _ if !number.is_empty() => return None,
         "lost" => Action::Lost,
@@ -170,6 +173,7 @@ mod tests {
         let mut faults = Faults::parse("a/create_qp#2=ENOMEM; create_qp#3+=22 ;write=mtu:1024;").unwrap();
         let met: Vec<_> =
             ["a", "b", "a", "a", "b"].iter().map(|device| faults.meet(device, "create_qp")).collect();
+        assert_eq!(Faults::parse("send=late:7").unwrap().meet("c", "send"), [Action::Late(7)]);
         let (enomem, einval) = (Action::Fail(libc::ENOMEM), Action::Fail(22));
         assert_eq!(met, [vec![], vec![], vec![enomem, einval], vec![einval], vec![einval]]);
         assert_eq!(faults.meet("c", "write"), [Action::Mtu(3)]);

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use libibverbs_sys::bindings::*;
 
 use crate::faults::Action;
-use crate::world::{Done, Id, World};
+use crate::world::{Done, Id, World, world};
 
 /// How long a packet that is not answered is tried at most.
 pub const PATIENCE: Duration = Duration::from_millis(200);
+/// How often what is slow moves on by itself.
+const TICK: Duration = Duration::from_millis(1);
 /// Bytes that may be sent inline.
 pub const INLINE: u32 = 256;
 
@@ -74,6 +76,8 @@ pub struct Work {
     pub met: Option<Vec<Action>>,
     /// When it is given up.
     pub until: Option<Instant>,
+    /// How often it was put off.
+    pub put_off: u32,
 }
 
 /// What became of a work request.
@@ -84,6 +88,8 @@ enum Outcome {
     Lost,
     /// The receiver is not ready.
     Later,
+    /// It is slow.
+    Late,
     Silence,
 }
 
@@ -120,9 +126,35 @@ impl World {
                     self.stuck.insert(id);
                     return;
                 }
+                Outcome::Late => {
+                    self.stuck.insert(id);
+                    self.tick();
+                    return;
+                }
                 Outcome::Silence => return,
             }
         }
+    }
+
+    /// What is slow moves on although nobody looks: all ranks may be asleep.
+    fn tick(&mut self) {
+        if std::mem::replace(&mut self.ticking, true) {
+            return;
+        }
+        let tick = || loop {
+            std::thread::sleep(TICK);
+            let mut world = world();
+            world.advance_stuck();
+            let late = |action: &Action| matches!(action, Action::Late(_));
+            let is_late = |work: &Work| work.met.as_ref().is_some_and(|met| met.iter().any(late));
+            let mut stuck = world.stuck.iter().filter_map(|id| world.pairs.get(id)?.works.front());
+            if !stuck.any(is_late) {
+                world.ticking = false;
+                return;
+            }
+        };
+        let named = std::thread::Builder::new().name("mock-slow".into());
+        self.ticking = named.spawn(tick).is_ok();
     }
 
     /// What waits for something is tried again.
@@ -177,6 +209,12 @@ impl World {
             match *action {
                 Action::Status(status) => return Outcome::Failed(status),
                 Action::Lost => return Outcome::Lost,
+                Action::Late(times) if work.put_off < times => {
+                    if let Some(work) = self.pairs.get_mut(&id).and_then(|pair| pair.works.front_mut()) {
+                        work.put_off += 1;
+                    }
+                    return Outcome::Late;
+                }
                 Action::Silence => return Outcome::Silence,
                 _ => {}
             }
@@ -186,7 +224,7 @@ impl World {
         if pair.state == IBV_QPS_ERR {
             return Outcome::Failed(IBV_WC_WR_FLUSH_ERR);
         }
-        let (domain, number, for_ever) = (pair.domain, pair.number, pair.for_ever);
+        let (context, domain, number, for_ever) = (pair.context, pair.domain, pair.number, pair.for_ever);
         let mut bytes = match (&work.inline, work.source) {
             (Some(bytes), _) => bytes.clone(),
             (None, None) => Vec::new(),
@@ -223,6 +261,7 @@ impl World {
             // SAFETY: registered for this, so its rank keeps it mapped and expects it to be written.
             unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) };
             self.writes += 1;
+            *self.carried.entry(self.name(context)).or_default() += bytes.len() as u64;
             return Outcome::Arrived;
         }
         let receive_queue = peer.receive_queue;

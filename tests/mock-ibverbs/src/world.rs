@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)] // has itself called at the end
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -142,10 +142,14 @@ pub struct World {
     pub numbers: HashMap<u32, Id>,
     /// Queue pairs whose work requests wait for something.
     pub stuck: HashSet<Id>,
+    /// A thread moves what is slow.
+    pub ticking: bool,
     /// Writes and messages that have arrived.
     pub writes: u64,
     /// See above.
     pub sends: u64,
+    /// Bytes that writes of each device carried.
+    pub carried: BTreeMap<String, u64>,
     /// Calls that post work, and calls that post receive requests.
     pub posts: u64,
     /// See above.
@@ -316,8 +320,11 @@ impl World {
             live.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("left: {n} {what}\n")).collect();
         let misuse: Vec<_> = self.misuse.iter().map(|what| format!("misuse: {what}\n")).collect();
         let World { writes, sends, posts, receive_posts, .. } = self;
+        let carried: Vec<_> =
+            self.carried.iter().map(|(device, bytes)| format!("bytes by {device}: {bytes}\n")).collect();
         format!(
-            "writes: {writes}\nsends: {sends}\nposts: {posts}\nreceive posts: {receive_posts}\n{}{}",
+            "writes: {writes}\nsends: {sends}\nposts: {posts}\nreceive posts: {receive_posts}\n{}{}{}",
+            carried.concat(),
             left.concat(),
             misuse.concat()
         )

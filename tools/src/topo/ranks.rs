@@ -5,8 +5,8 @@
 use nd_comm::config::{Config, Environment};
 use nd_topology::providers;
 use nd_topology::rdma::{
-    Asked, HcaFilter, Library, NoVerbs, Offer, Place, PortChoice, Rail, Verdict, Wishes, between,
-    choose_ports,
+    Asked, HcaFilter, Library, NoVerbs, Offer, Place, PortChoice, Rail, Share, Verdict, Wishes,
+    between_ranks, choose_ports, shares,
 };
 use nd_topology::{Error, Result, System};
 use serde::Serialize;
@@ -18,6 +18,7 @@ use crate::table::Table;
 /// What the settings say; options win.
 pub(super) struct Settings {
     pub asked: Asked,
+    pub most_rails: u8,
     pub wishes: Wishes,
 }
 
@@ -33,7 +34,8 @@ impl Settings {
         };
         let hca = hca.map_or_else(|| config.value("ND_IB_HCA"), str::to_owned);
         let gid_index = gid_index.or_else(|| config.value("ND_IB_GID_INDEX").parse().ok());
-        Ok(Settings { asked, wishes: Wishes { hca: HcaFilter::parse(&hca)?, gid_index } })
+        let most_rails = config.transport.verbs.rails;
+        Ok(Settings { asked, most_rails, wishes: Wishes { hca: HcaFilter::parse(&hca)?, gid_index } })
     }
 }
 
@@ -76,7 +78,11 @@ pub(super) struct Row {
     to: String,
     /// `verbs` or `tcp`; `error` where verbs are asked for and cannot be had; `?` where a file does not say.
     transport: &'static str,
+    /// The pairs of ports that the two use at once.
     rails: Vec<RailRow>,
+    /// Both have several.
+    #[serde(skip)]
+    several: bool,
     /// Why not verbs.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
@@ -108,8 +114,14 @@ pub(super) fn rows(here: &Host<'_>, there: &Host<'_>, settings: &Settings) -> Re
     let theirs =
         if std::ptr::eq(here.system, there.system) { ours.clone() } else { offers(there, settings)? };
     let count = ours.len().max(theirs.len());
-    let pairs = (0..count).map(|i| (&ours[i % ours.len()], &theirs[i % theirs.len()]));
-    Ok(pairs.map(|((from, a), (to, b))| row(here, from, a, there, to, b)).collect())
+    let shared =
+        |places: &[(String, Offer)]| shares(&places.iter().map(|(_, offer)| offer).collect::<Vec<_>>());
+    let (our_shares, their_shares) = (shared(&ours), shared(&theirs));
+    let pair = |i: usize| {
+        let (x, y) = (i % ours.len(), i % theirs.len());
+        row(here, (&ours[x], our_shares[x]), there, (&theirs[y], their_shares[y]))
+    };
+    Ok((0..count).map(pair).collect())
 }
 
 /// The places of a host with what a rank there offers.
@@ -117,7 +129,8 @@ fn offers(host: &Host<'_>, settings: &Settings) -> Result<Vec<(String, Offer)>> 
     let in_host = |e: Error| Error::Invalid(format!("{}: {e}", host.name));
     let offer = |(name, place): (String, Place)| {
         let choice: PortChoice<'_> = choose_ports(host.system, place, &settings.wishes).map_err(in_host)?;
-        Ok((name, Offer::new(settings.asked.clone(), host.library.clone(), &choice)))
+        let (asked, library) = (settings.asked.clone(), host.library.clone());
+        Ok((name, Offer::new(asked, settings.most_rails, library, &choice)))
     };
     let offers = places(host.system).into_iter().map(offer).collect::<Result<_>>()?;
     // With no device at all nothing is mistyped.
@@ -143,19 +156,26 @@ fn places(system: &System) -> Vec<(String, Place)> {
     system.numas.iter().map(|n| (format!("NUMA{}", n.id), Place::Numa(n.id))).collect()
 }
 
-fn row(here: &Host<'_>, from: &str, a: &Offer, there: &Host<'_>, to: &str, b: &Offer) -> Row {
+/// A place with what a rank there offers, and its share of the ports where there is one rank at each place.
+type At<'a> = (&'a (String, Offer), Share);
+
+fn row(here: &Host<'_>, ((from, a), ours): At<'_>, there: &Host<'_>, ((to, b), theirs): At<'_>) -> Row {
     let asked = a.asked == Asked::Verbs || b.asked == Asked::Verbs;
     let mut row = Row {
-        from: from.to_owned(),
-        to: to.to_owned(),
+        from: from.clone(),
+        to: to.clone(),
         transport: "verbs",
         rails: Vec::new(),
+        several: false,
         why: None,
         not_used_here: a.left_out.clone(),
         not_used_there: b.left_out.clone(),
     };
-    match between(a, b, false) {
-        Verdict::Verbs(rails) => row.rails = rails.iter().map(|r| rail(a, b, r)).collect(),
+    match between_ranks((a, ours), (b, theirs), false, false) {
+        Verdict::Verbs(rails) => {
+            row.several = a.ports.len().min(b.ports.len()) > 1;
+            row.rails = rails.iter().map(|r| rail(a, b, r)).collect();
+        }
         Verdict::No(NoVerbs::NoDevice(_)) if here.is_silent() || there.is_silent() => {
             let silent = if here.is_silent() { &here.name } else { &there.name };
             row.transport = "?";
@@ -196,13 +216,15 @@ pub(super) fn text(here: &Host<'_>, there: &Host<'_>, rows: &[Row]) -> String {
     let mut t = Table::new(&["from", "to", "by", "over, or why not"]);
     for r in rows {
         let over: Vec<String> = r.rails.iter().map(over).collect();
-        let what = r.why.clone().unwrap_or_else(|| over.join("; "));
+        let count = if over.len() > 1 { format!("{} rails: ", over.len()) } else { String::new() };
+        let what = r.why.clone().unwrap_or_else(|| count + &over.join("; "));
         t.row([r.from.clone(), r.to.clone(), r.transport.to_owned(), what]);
     }
     out.push_str(&t.render());
-    if rows.iter().any(|r| r.rails.len() > 1) {
+    if rows.iter().any(|r| r.several) {
         out.push_str(
-            "Two ranks use one pair of ports; where there are several, ranks of a host take turns on them.\n",
+            "So it is with one rank at each place. More ranks of a host divide its ports among them, and take turns where \
+             there is not one for each.\n",
         );
     }
     let mut unused = |host: &str, of: fn(&Row) -> &Vec<String>| {

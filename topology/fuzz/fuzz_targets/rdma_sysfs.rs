@@ -23,7 +23,7 @@ fuzz_target!(|text: &str| {
         }
     }
     let choice = choose_ports(&system, Place::Numa(0), &Wishes::default()).expect("nothing is asked for");
-    let offer = Offer::new(Asked::Auto, Library::Present, &choice);
+    let offer = Offer::new(Asked::Auto, 1, Library::Present, &choice);
     match between(&offer, &offer, false) {
         Verdict::Verbs(rails) => assert!(!rails.is_empty()),
         Verdict::No(why) => assert!(offer.ports.is_empty(), "a host reaches one like it: {why:?}"),

@@ -10,12 +10,14 @@
 //! | [`filter`] | `ND_IB_HCA`: which devices and ports may be used |
 //! | [`ports`] | the ports that a rank uses, and why not the others |
 //! | [`verdict`] | whether two ranks are joined by verbs, over which ports, and why not |
+//! | [`rails`] | how many of these ports they use at once, and which |
 //! | [`parse`] | the text of sysfs |
 
 pub mod filter;
 pub mod gid;
 pub mod parse;
 pub mod ports;
+pub mod rails;
 pub mod verdict;
 
 use std::fmt;
@@ -26,6 +28,7 @@ use serde::{Deserialize, Serialize};
 pub use filter::HcaFilter;
 pub use gid::{GidClass, choose_gid, gid_table, gid_word};
 pub use ports::{LeftOut, Place, PortChoice, Wishes, choose_ports};
+pub use rails::{MOST_RAILS, Share, between_ranks, shares};
 pub use verdict::{Asked, Library, NoVerbs, Offer, OfferedPort, Rail, Side, Verdict, between};
 
 /// One RDMA device (host channel adapter). What the source does not say is absent.

@@ -35,16 +35,31 @@ pub enum Library {
 }
 
 /// What a rank has for verbs. Travels to its peers.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
     /// Its settings.
     pub asked: Asked,
+    /// How many ports it would use at once for one peer, at most.
+    pub most_rails: u8,
     /// Whether it can open libibverbs.
     pub library: Library,
     /// The ports that it would use; after them those that are farther away, for peers that the others do not reach.
     pub ports: Vec<OfferedPort>,
     /// The other ports, each with the reason, such as `mlx5_1:1 down (Disabled)`.
     pub left_out: Vec<String>,
+}
+
+impl Default for Offer {
+    /// Nothing, of a rank that would use one port for a peer.
+    fn default() -> Offer {
+        Offer {
+            asked: Asked::default(),
+            most_rails: 1,
+            library: Library::default(),
+            ports: Vec::new(),
+            left_out: Vec::new(),
+        }
+    }
 }
 
 /// A port that a rank would use.
@@ -79,8 +94,8 @@ impl OfferedPort {
 }
 
 impl Offer {
-    /// Of a rank that chose these ports.
-    pub fn new(asked: Asked, library: Library, choice: &PortChoice<'_>) -> Offer {
+    /// Of a rank that chose these ports, and would use so many at once for one peer.
+    pub fn new(asked: Asked, most_rails: u8, library: Library, choice: &PortChoice<'_>) -> Offer {
         let port = |(c, farther): (&super::ports::ChosenPort<'_>, bool)| {
             let mut gids: Vec<(GidClass, u32)> = Vec::new();
             for (class, gid) in &c.gids {
@@ -104,6 +119,7 @@ impl Offer {
         let nearest = choice.rails.iter().map(|c| (c, false));
         Offer {
             asked,
+            most_rails,
             library,
             ports: nearest.chain(choice.farther.iter().map(|c| (c, true))).map(port).collect(),
             left_out: choice.left_out.iter().map(|(of, why)| format!("{of} {why}")).collect(),
@@ -154,6 +170,14 @@ pub struct Rail {
     pub gid_there: u32,
     /// Bytes of payload in a packet, the less of both, where known.
     pub mtu: Option<u32>,
+}
+
+impl Rail {
+    /// As the other rank sees it.
+    pub fn turned(&self) -> Rail {
+        let Rail { here, there, class, gid_here, gid_there, mtu } = *self;
+        Rail { here: there, there: here, class, gid_here: gid_there, gid_there: gid_here, mtu }
+    }
 }
 
 /// One of two ranks, or both.

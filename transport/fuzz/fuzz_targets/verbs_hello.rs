@@ -1,13 +1,17 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nd_transport::verbs::hello::{decode, encode};
+use nd_transport::verbs::hello::{Hello, decode, encode};
 
-// Whatever a peer says of its queue pair is a reason, or would be said with these bytes.
-fuzz_target!(|bytes: &[u8]| {
-    let said = decode(bytes);
-    match &said {
-        Ok(_) => assert_eq!(encode(&said), bytes),
-        Err(_) => assert_eq!(decode(&encode(&said)), said),
+// Whatever a peer says of the queue pairs of so many rails is a reason, or would be said with these bytes.
+fuzz_target!(|input: (u8, &[u8])| {
+    let (rails, bytes) = (usize::from(input.0 % 4) + 1, input.1);
+    let said = decode::<Hello>(bytes, rails);
+    assert_eq!(said.len(), rails);
+    if said.iter().all(Result::is_ok) {
+        assert_eq!(encode(&said), bytes);
     }
+    assert_eq!(decode::<Hello>(&encode(&said), rails), said);
+    let verdicts = decode::<()>(bytes, rails);
+    assert_eq!(decode::<()>(&encode(&verdicts), rails), verdicts);
 });

@@ -13,8 +13,9 @@ fuzz_target!(|bytes: &[u8]| {
         What::Forget { number } => wire::forget(number).to_vec(),
         What::Count => wire::count().to_vec(),
         What::Tell => wire::tell().to_vec(),
+        What::Written => wire::written().to_vec(),
     };
-    wire::set_taken(&mut again, message.taken);
+    wire::stamp(&mut again, message.taken, message.number);
     assert!(again.len() == bytes.len() && again.len() <= wire::MESSAGE);
     assert_eq!(wire::is_count(bytes), message.what == What::Count);
     assert_eq!(wire::parse(&again), Ok(message));

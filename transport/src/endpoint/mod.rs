@@ -222,7 +222,7 @@ fn join_far(
     let rider = verbs::rider(&fabric);
     let tcp = Tcp::start(listening, rank, cards, far, secret, (region.clone(), rider), config)?;
     let tcp = Arc::new(tcp);
-    let start = |fabric| Verbs::new(fabric, tcp.clone(), cards, config.start_timeout);
+    let start = |fabric| Verbs::new(fabric, tcp.clone(), config.start_timeout);
     let verbs = fabric.map(start).transpose()?;
     Ok((Some(tcp), verbs))
 }

@@ -1,19 +1,20 @@
 //! Which ports a rank has, and which peers it reaches by which of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
 use nd_topology::providers::sysfs;
 use nd_topology::rdma::{
-    Asked, HcaFilter, Library, NoVerbs, Offer, Place, PortChoice, Verdict, Wishes, between, choose_ports,
+    Asked, HcaFilter, Library, NoVerbs, Offer, Place, PortChoice, Share, Verdict, Wishes, between,
+    between_ranks, choose_ports, shares,
 };
 
 use super::adapter::Adapter;
 use super::exported::Exports;
 use super::fabric::{Fabric, Pair, Rail};
 use super::memory::{Block, Device};
-use crate::{Card, Choice, Config, Error, Region, Result};
+use crate::{Card, Choice, Config, Error, HostId, Region, Result};
 
 /// Where the kernel lists RDMA devices, below the root of sysfs.
 const CLASS: &str = "class/infiniband";
@@ -82,11 +83,11 @@ impl Ports {
             Ok(_) => Library::Present,
             Err(e) => Library::Absent(e.to_string()),
         };
-        Ok(Ports::of(asked, library, &choice))
+        Ok(Ports::of(asked, config.verbs.rails, library, &choice))
     }
 
-    fn of(asked: Asked, library: Library, choice: &PortChoice<'_>) -> Ports {
-        let mut offer = Offer::new(asked, library, choice);
+    fn of(asked: Asked, most_rails: u8, library: Library, choice: &PortChoice<'_>) -> Ports {
+        let mut offer = Offer::new(asked, most_rails, library, choice);
         let (mut devices, exports) = (BTreeMap::new(), Arc::default());
         if offer.library == Library::Present {
             let (ports, left_out) = (&mut offer.ports, &mut offer.left_out);
@@ -122,12 +123,13 @@ impl Ports {
         config: &Config,
     ) -> Result<Option<Arc<Fabric>>> {
         let strict = config.transport == Choice::Verbs;
-        let index = |r: usize| cards[..r].iter().filter(|card| card.host == cards[r].host).count();
+        let shares = shares_of(cards);
         let (mut pairs, mut names) = (Vec::new(), Vec::<String>::new());
         let (mut refused, mut farther) = (None, None);
         for &peer in far {
             let card = &cards[peer];
-            let rails = match between(&self.offer, &card.verbs, card.host == cards[rank].host) {
+            let (ours, theirs) = ((&self.offer, shares[rank]), (&card.verbs, shares[peer]));
+            let joined = match between_ranks(ours, theirs, card.host == cards[rank].host, peer < rank) {
                 Verdict::Verbs(rails) => rails,
                 Verdict::No(why) if strict => return Err(unreachable(rank, peer, cards, &why)),
                 Verdict::No(why) => {
@@ -135,22 +137,32 @@ impl Ports {
                     continue;
                 }
             };
-            // Ranks with the same index on their hosts meet on the same rail.
-            let rail = rails[index(rank).min(index(peer)) % rails.len()];
-            let (ours, theirs) = (&self.offer.ports[rail.here], &card.verbs.ports[rail.there]);
-            if ours.farther || theirs.farther {
-                farther.get_or_insert((peer, ours.name(), theirs.name()));
+            let mut rails = Vec::new();
+            for rail in joined {
+                let (ours, theirs) = (&self.offer.ports[rail.here], &card.verbs.ports[rail.there]);
+                if ours.farther || theirs.farther {
+                    farther.get_or_insert((peer, ours.name(), theirs.name()));
+                }
+                let (Ok(port), Ok(gid_index)) = (ours.number.try_into(), rail.gid_here.try_into()) else {
+                    continue;
+                };
+                let adapter = names.iter().position(|name| *name == ours.device).unwrap_or_else(|| {
+                    names.push(ours.device.clone());
+                    names.len() - 1
+                });
+                let name = format!("{} ({}, address {})", ours.name(), rail.class, rail.gid_here);
+                rails.push(Rail {
+                    adapter,
+                    port,
+                    gid_index,
+                    rate_mbps: ours.rate_mbps.min(theirs.rate_mbps),
+                    name: format!("{name} to {}", theirs.name()),
+                    ports: [ours.name(), theirs.name()],
+                });
             }
-            let (Ok(port), Ok(gid_index)) = (ours.number.try_into(), rail.gid_here.try_into()) else {
-                continue;
-            };
-            let adapter = names.iter().position(|name| *name == ours.device).unwrap_or_else(|| {
-                names.push(ours.device.clone());
-                names.len() - 1
-            });
-            let name = format!("{} ({}, address {})", ours.name(), rail.class, rail.gid_here);
-            let rail = Rail { adapter, port, gid_index, name: format!("{name} to {}", theirs.name()) };
-            pairs.push(Pair::new(peer, card.host_name.clone(), rail));
+            if !rails.is_empty() {
+                pairs.push(Pair::new(peer, card.host_name.clone(), rails));
+            }
         }
         if let Some((peer, why)) = refused.filter(|(_, why)| why.is_surprising()) {
             let [here, there] = [rank, peer].map(|r| format!("rank {r} on {}", cards[r].host_name));
@@ -175,7 +187,8 @@ impl Ports {
         };
         let devices: Vec<_> = names.iter().map(open).collect();
         let adapter = |(place, device): (usize, &Result<Arc<Device>, String>)| {
-            let peers = pairs.iter().filter(|pair| pair.rail.adapter == place).count();
+            let rails = pairs.iter().flat_map(|pair: &Pair| &pair.rails);
+            let peers = rails.filter(|rail| rail.adapter == place).count();
             let device = device.as_ref().map_err(String::clone)?;
             Adapter::new(device, peers).map(Arc::new).map_err(|e| e.to_string())
         };
@@ -185,6 +198,20 @@ impl Ports {
         let fabric = Fabric::new(rank, strict, adapters, pairs, region.clone(), config.verbs.care());
         Ok(Some(Arc::new(fabric)))
     }
+}
+
+/// Among how many ranks of its host each rank's ports are divided; the same on every rank.
+fn shares_of(cards: &[Card]) -> Vec<Share> {
+    let mut hosts: HashMap<&HostId, Vec<usize>> = HashMap::new();
+    for (rank, card) in cards.iter().enumerate() {
+        hosts.entry(&card.host).or_default().push(rank);
+    }
+    let mut all = vec![Share::ALONE; cards.len()];
+    for ranks in hosts.values() {
+        let offers: Vec<&Offer> = ranks.iter().map(|&rank| &cards[rank].verbs).collect();
+        ranks.iter().zip(shares(&offers)).for_each(|(&rank, share)| all[rank] = share);
+    }
+    all
 }
 
 /// Whether verbs join all ranks of different hosts: the same on every rank.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use libibverbs_sys::bindings::*;
 
 use super::adapter::{Adapter, RECEIVED};
-use super::queue::{Fault, Queue};
+use super::queue::{At, Fault, Queue};
 use super::sys::{Care, Event};
 use crate::{Error, Region, Result};
 use status::cause;
@@ -25,7 +25,7 @@ const POLLS: usize = 16;
 /// never idle.
 const LOOKS: u32 = 4096;
 
-/// By which port a rank reaches a peer.
+/// A port by which a rank reaches a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rail {
     /// The place of the device's adapter.
@@ -34,8 +34,26 @@ pub struct Rail {
     pub port: u8,
     /// The index of its address.
     pub gid_index: u8,
+    /// Mb/s in one direction, where known.
+    pub rate_mbps: Option<u64>,
     /// Both ports, for people.
     pub name: String,
+    /// This rank's port and the peer's, in short.
+    pub ports: [String; 2],
+}
+
+/// What goes by several rails, for people: how many, and by which of this rank's ports to which of the peer's.
+fn summary(rails: &[&Rail]) -> String {
+    match rails {
+        [rail] => rail.name.clone(),
+        _ => {
+            let [ours, theirs] = [0, 1].map(|side: usize| {
+                let ports: Vec<&str> = rails.iter().map(|rail| rail.ports[side].as_str()).collect();
+                ports.join(", ")
+            });
+            format!("{} rails: {ours} to {theirs}", rails.len())
+        }
+    }
 }
 
 /// How far two ranks have come.
@@ -62,46 +80,31 @@ pub struct Pair {
     pub peer: usize,
     /// Its host, as it named itself.
     pub host: String,
-    /// By which ports.
-    pub rail: Rail,
+    /// By which ports; at least one.
+    pub rails: Vec<Rail>,
     state: Mutex<State>,
     /// Puts that lent memory and are flushed.
     flushed: AtomicU64,
     /// Something waits to be posted.
     waiting: AtomicBool,
     path: OnceLock<String>,
-    /// What made an attempt to join them fail before it was over.
-    early: Mutex<Option<Error>>,
     /// How often that was attempted.
     attempts: AtomicU64,
 }
 
-/// How far two ranks had come whose queue pair ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Was {
-    Apart,
-    Joining,
-    Joined,
-}
-
 impl Pair {
     /// With a peer that was not met yet.
-    pub fn new(peer: usize, host: String, rail: Rail) -> Pair {
+    pub fn new(peer: usize, host: String, rails: Vec<Rail>) -> Pair {
         Pair {
             peer,
             host,
-            rail,
+            rails,
             state: Mutex::new(State::Apart),
             flushed: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
             path: OnceLock::new(),
-            early: Mutex::default(),
             attempts: AtomicU64::new(0),
         }
-    }
-
-    fn early(&self) -> MutexGuard<'_, Option<Error>> {
-        self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How far the two have come.
@@ -112,6 +115,11 @@ impl Pair {
     /// Between which ports, once joined.
     pub fn path(&self) -> Option<&String> {
         self.path.get()
+    }
+
+    /// Between which ports they are to be joined.
+    pub fn rails_in_words(&self) -> String {
+        summary(&self.rails.iter().collect::<Vec<_>>())
     }
 
     /// Whether the memory of a put may be reused.
@@ -144,13 +152,15 @@ pub struct Fabric {
     stirred: AtomicBool,
     /// Somebody was told that a peer is not reached by verbs.
     warned: AtomicBool,
+    /// Somebody was told that a peer is not reached by all rails.
+    warned_of_rail: AtomicBool,
 }
 
 struct Inbox {
-    /// By the adapter's place and the number of the queue pair.
-    routes: HashMap<(usize, u32), Arc<Pair>>,
+    /// By queue pair.
+    routes: HashMap<At, Arc<Pair>>,
     /// Queue pairs that a device has ended and that stand in no route: no more, or not yet.
-    strays: Vec<(usize, u32)>,
+    strays: Vec<At>,
     completions: Box<[ibv_wc; POLL]>,
     /// Receive buffers to be given back, by the adapter's place.
     taken: Vec<Vec<u32>>,
@@ -210,6 +220,7 @@ impl Fabric {
             given_up: AtomicBool::new(false),
             stirred: AtomicBool::new(false),
             warned: AtomicBool::new(false),
+            warned_of_rail: AtomicBool::new(false),
         }
     }
 
@@ -278,11 +289,7 @@ impl Fabric {
                 }
                 Err(fault) => {
                     drop(state);
-                    let fault = match fault {
-                        Fault::Broken(why) => Fault::Broken(format!("{why} (on {})", pair.rail.name)),
-                        other => other,
-                    };
-                    self.fail(&mut self.inbox(), pair, fault);
+                    self.fail(&mut self.inbox(), pair, None, fault);
                     moved = true;
                 }
             }
@@ -366,33 +373,52 @@ impl Fabric {
     fn completed(&self, inbox: &mut Inbox, place: usize, adapter: &Adapter, completion: &ibv_wc) {
         let received = completion.wr_id & RECEIVED != 0;
         let buffer = (completion.wr_id & !RECEIVED) as u32;
-        let route = inbox.routes.get(&(place, completion.qp_num)).cloned();
+        let at = (place, completion.qp_num);
+        let route = inbox.routes.get(&at).cloned();
         if received {
             inbox.taken[place].push(buffer);
         }
         // Of a queue pair that is no more.
         let Some(pair) = route else { return };
         let mut state = pair.state();
-        let (State::Joined(queue) | State::Joining(queue)) = &mut *state else { return };
+        let (open, queue) = match &mut *state {
+            State::Joined(queue) => (true, queue),
+            State::Joining(queue) => (false, queue),
+            _ => return,
+        };
         let done = match completion.status {
             IBV_WC_SUCCESS if received => {
                 // SAFETY: complete, and given back after this.
-                queue.receive(unsafe { adapter.message(buffer, completion.byte_len) })
+                let message = unsafe { adapter.message(buffer, completion.byte_len) };
+                if open {
+                    queue.receive(at, message)
+                } else {
+                    queue.receive_later(at, message);
+                    Ok(())
+                }
             }
             IBV_WC_SUCCESS => {
-                queue.complete(completion.wr_id);
+                queue.complete(at, completion.wr_id);
                 pair.flushed.fetch_max(queue.flushed(), Ordering::AcqRel);
                 Ok(())
             }
-            status => Err(Fault::Broken(cause(status, adapter.is_down(pair.rail.port), &pair.rail.name))),
+            status => Err(self.broken(&pair, queue, at, status)),
         };
         if queue.waits() {
             self.set_waiting(&pair, true);
         }
         drop(state);
         if let Err(fault) = done {
-            self.fail(inbox, &pair, fault);
+            self.fail(inbox, &pair, Some(at), fault);
         }
+    }
+
+    /// What a completion that is none means.
+    #[cold]
+    fn broken(&self, pair: &Pair, queue: &mut Queue, at: At, status: ibv_wc_status) -> Fault {
+        let rail = queue.lane(at).and_then(|lane| pair.rails.get(lane.index)).unwrap_or(&pair.rails[0]);
+        let down = self.adapters[at.0].as_ref().is_ok_and(|adapter| adapter.is_down(rail.port));
+        Fault::Broken(cause(status, down, &rail.name))
     }
 
     /// Takes what happened to the devices.
@@ -420,7 +446,7 @@ impl Fabric {
                         self.fail_all(inbox, place, &why);
                     }
                     Event::Pair(number) => match inbox.routes.get(&(place, number)).cloned() {
-                        Some(pair) => self.given_up(inbox, &pair),
+                        Some(pair) => self.given_up(inbox, &pair, (place, number)),
                         None => inbox.strays.push((place, number)),
                     },
                     Event::Other => {}
@@ -430,27 +456,46 @@ impl Fabric {
     }
 
     /// The device has ended a queue pair.
-    fn given_up(&self, inbox: &mut Inbox, pair: &Pair) {
+    fn given_up(&self, inbox: &mut Inbox, pair: &Pair, at: At) {
+        let name = match &mut *pair.state() {
+            State::Joined(queue) | State::Joining(queue) => queue.lane(at).map(|lane| lane.name.clone()),
+            _ => None,
+        };
         let why = format!(
             "the device gave up their queue pair on {}, as it does when the peer writes to memory that was taken back; the \
              peer's error may say more",
-            pair.rail.name
+            name.unwrap_or_default()
         );
-        self.fail(inbox, pair, Fault::Broken(why));
+        self.fail(inbox, pair, Some(at), Fault::Broken(why));
     }
 
     fn fail_all(&self, inbox: &mut Inbox, place: usize, why: &str) {
-        let all: Vec<_> =
-            inbox.routes.iter().filter(|(at, _)| at.0 == place).map(|(_, p)| p.clone()).collect();
-        for pair in all {
-            self.fail(inbox, &pair, Fault::Broken(why.into()));
+        let of_place = inbox.routes.iter().filter(|(at, _)| at.0 == place);
+        let all: Vec<_> = of_place.map(|(at, pair)| (*at, pair.clone())).collect();
+        for (at, pair) in all {
+            self.fail(inbox, &pair, Some(at), Fault::Broken(why.into()));
         }
     }
 
-    /// The queue pair is of no use any more.
+    /// A queue pair is of no use any more, and so are the two ranks' others, unless they are still being tried.
     #[cold]
-    fn fail(&self, inbox: &mut Inbox, pair: &Pair, fault: Fault) {
-        let (cause, error) = match fault {
+    fn fail(&self, inbox: &mut Inbox, pair: &Pair, at: Option<At>, fault: Fault) {
+        if let (State::Joining(queue), Some(at)) = (&mut *pair.state(), at) {
+            inbox.routes.remove(&at);
+            if let Some(lane) = queue.lane(at) {
+                lane.closed.get_or_insert(fault);
+            }
+            return;
+        }
+        let (cause, error) = self.told(pair, fault);
+        if self.end(inbox, pair, &cause) && !self.has_given_up() {
+            inbox.errors.push(error);
+        }
+    }
+
+    /// What a fault means for the peer, in words and as an error.
+    fn told(&self, pair: &Pair, fault: Fault) -> (String, Error) {
+        match fault {
             Fault::Broken(cause) => (cause.clone(), pair.lost(&cause)),
             Fault::Protocol(what) => {
                 (format!("it broke the protocol: {what}"), Error::Protocol { rank: pair.peer, what })
@@ -459,34 +504,24 @@ impl Fabric {
                 (format!("this rank broke the protocol: {what}"), Error::Protocol { rank: self.me, what })
             }
             Fault::Here(error) => (error.to_string(), error),
-        };
-        match self.end(inbox, pair, &cause) {
-            Was::Joined if !self.has_given_up() => inbox.errors.push(error),
-            Was::Joining => *pair.early() = Some(error),
-            _ => {}
         }
     }
 
-    /// Ends a pair's queue, if it has one; how far the two had come.
-    fn end(&self, inbox: &mut Inbox, pair: &Pair, cause: &str) -> Was {
+    /// Ends a pair's queue, if it has one; whether the two were joined.
+    fn end(&self, inbox: &mut Inbox, pair: &Pair, cause: &str) -> bool {
         let mut state = pair.state();
-        let was = match *state {
-            State::Joined(_) => Was::Joined,
-            State::Joining(_) => Was::Joining,
-            _ => Was::Apart,
-        };
+        let was_joined = matches!(*state, State::Joined(_));
         if let State::Joined(queue) | State::Joining(queue) = &*state {
-            inbox.routes.remove(&(pair.rail.adapter, queue.pair().number()));
-            // The queue pair ends here, and with it all use of memory that was lent.
-            *state = match was {
-                Was::Joining => State::Closed(cause.into()),
-                _ => State::Over(cause.into()),
-            };
+            for lane in queue.lanes() {
+                inbox.routes.remove(&lane.at);
+            }
+            // The queue pairs end here, and with them all use of memory that was lent.
+            *state = if was_joined { State::Over(cause.into()) } else { State::Closed(cause.into()) };
         }
         drop(state);
         self.set_waiting(pair, false);
         pair.flushed.store(u64::MAX, Ordering::Release);
-        was
+        was_joined
     }
 
     /// The peer has left, or is lost, as was seen otherwise; an error if something was still to be sent to it that left in
@@ -542,6 +577,20 @@ pub fn address(gid: &[u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_rails_are_told_by_number_and_ports() {
+        let rail = |number: usize| Rail {
+            adapter: number,
+            port: 1,
+            gid_index: 3,
+            rate_mbps: None,
+            name: format!("mlx5_{number}:1 (RoCE v2, IPv4, address 3) to mlx5_{}:1", number + 4),
+            ports: [format!("mlx5_{number}:1"), format!("mlx5_{}:1", number + 4)],
+        };
+        assert_eq!(summary(&[&rail(0)]), "mlx5_0:1 (RoCE v2, IPv4, address 3) to mlx5_4:1");
+        assert_eq!(summary(&[&rail(0), &rail(1)]), "2 rails: mlx5_0:1, mlx5_1:1 to mlx5_4:1, mlx5_5:1");
+    }
 
     #[test]
     fn codes_and_addresses_are_shown_as_people_know_them() {

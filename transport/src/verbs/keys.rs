@@ -7,6 +7,8 @@
 
 use std::sync::Arc;
 
+use nd_topology::rdma::MOST_RAILS;
+
 use super::sys::Memory;
 use super::wire::Key;
 
@@ -19,40 +21,49 @@ const DISTANCE: u32 = 48;
 /// Numbers are below this.
 const NUMBERS: u32 = 1 << 14;
 
+/// The registration of some memory on each rail; none where there are fewer.
+pub type Registered = [Option<Arc<Memory>>; MOST_RAILS];
+
+/// The keys of peers for them.
+pub fn keys_of(memories: &Registered) -> [u32; MOST_RAILS] {
+    memories.each_ref().map(|memory| memory.as_ref().map_or(0, |memory| memory.remote_key()))
+}
+
 /// Memory of this rank that a peer may write.
 #[derive(Debug)]
 pub struct Given {
     base: usize,
     len: u64,
-    key: u32,
+    keys: [u32; MOST_RAILS],
     /// The offset of the window that it is.
     window: Option<u64>,
     /// Another device's memory: no processor writes there.
     device: bool,
-    /// The registration of the caller's own memory.
-    _memory: Option<Arc<Memory>>,
+    /// The registrations of the caller's own memory.
+    _memories: Registered,
 }
 
 impl Given {
     /// A window.
-    pub fn window(base: *mut u8, len: u64, key: u32, at: u64) -> Given {
-        Given { base: base as usize, len, key, window: Some(at), device: false, _memory: None }
+    pub fn window(base: *mut u8, len: u64, keys: [u32; MOST_RAILS], at: u64) -> Given {
+        let _memories = Registered::default();
+        Given { base: base as usize, len, keys, window: Some(at), device: false, _memories }
     }
 
     /// Memory of the caller.
-    pub fn plain(base: *mut u8, len: u64, memory: Memory) -> Given {
-        Given { device: false, ..Given::exported(base, len, Arc::new(memory)) }
+    pub fn plain(base: *mut u8, len: u64, memories: Registered) -> Given {
+        Given { device: false, ..Given::exported(base, len, memories) }
     }
 
     /// Memory of another device, which the caller has registered.
-    pub fn exported(base: *mut u8, len: u64, memory: Arc<Memory>) -> Given {
-        let key = memory.remote_key();
-        Given { base: base as usize, len, key, window: None, device: true, _memory: Some(memory) }
+    pub fn exported(base: *mut u8, len: u64, memories: Registered) -> Given {
+        let keys = keys_of(&memories);
+        Given { base: base as usize, len, keys, window: None, device: true, _memories: memories }
     }
 
-    /// The peer's key.
-    pub fn key(&self) -> u32 {
-        self.key
+    /// The peer's keys.
+    pub fn keys(&self) -> [u32; MOST_RAILS] {
+        self.keys
     }
 }
 
@@ -63,8 +74,8 @@ pub struct Reach {
     pub begins: u64,
     /// The peer's address of that byte.
     pub address: u64,
-    /// What the device asks for.
-    pub key: u32,
+    /// What the devices ask for, on each rail.
+    pub keys: [u32; MOST_RAILS],
 }
 
 /// Nothing was ever given there.
@@ -117,7 +128,7 @@ impl Keys {
         };
         let Some(key) = key else { return Ok(None) };
         match from.checked_add(len) {
-            Some(end) if end <= key.len => Ok(Some(Reach { begins, address: key.address, key: key.key })),
+            Some(end) if end <= key.len => Ok(Some(Reach { begins, address: key.address, keys: key.keys })),
             _ => Err(format!("a put of {len} bytes to offset {at:#x}, beyond the end of what is there")),
         }
     }
@@ -164,7 +175,7 @@ impl Keys {
         let number = match self.given.iter().position(same) {
             Some(number) => {
                 let old = self.given[number].as_ref();
-                if old.is_some_and(|old| (old.base, old.len, old.key) == (new.base, new.len, new.key)) {
+                if old.is_some_and(|old| (old.base, old.len, old.keys) == (new.base, new.len, new.keys)) {
                     return (number as u32, false);
                 }
                 number
@@ -202,11 +213,11 @@ impl Keys {
         })
     }
 
-    /// Takes back the windows, by offset and key, that are no more; their numbers.
-    pub fn take_back(&mut self, gone: impl Fn(u64, u32) -> bool) -> Vec<u32> {
+    /// Takes back the windows, by offset and keys, that are no more; their numbers.
+    pub fn take_back(&mut self, gone: impl Fn(u64, &[u32; MOST_RAILS]) -> bool) -> Vec<u32> {
         let mut numbers = Vec::new();
         for (number, given) in self.given.iter_mut().enumerate() {
-            if given.as_ref().is_some_and(|g| g.window.is_some_and(|at| gone(at, g.key))) {
+            if given.as_ref().is_some_and(|g| g.window.is_some_and(|at| gone(at, &g.keys))) {
                 *given = None;
                 numbers.push(number as u32);
             }
@@ -220,13 +231,17 @@ mod tests {
     use super::*;
 
     fn key(number: u32, window: Option<u64>, len: u64) -> Key {
-        Key { number, window, address: 0x7000_0000, len, key: 100 + number }
+        Key { number, window, address: 0x7000_0000, len, keys: keys(100 + number) }
+    }
+
+    fn keys(first: u32) -> [u32; MOST_RAILS] {
+        std::array::from_fn(|rail| first + 1000 * rail as u32)
     }
 
     #[test]
     fn only_what_was_given_and_only_whole() {
         let mut keys = Keys::default();
-        let window = Given::window(0x1000 as *mut u8, 64, 7, 4096);
+        let window = Given::window(0x1000 as *mut u8, 64, [7; MOST_RAILS], 4096);
         let (number, new) = keys.give(window);
         assert!(new);
         let at = Keys::offset(number, 0);
@@ -235,11 +250,11 @@ mod tests {
         assert_eq!(keys.given(Keys::offset(number + 1, 0), 0), Err(Never));
         assert_eq!(keys.given(u64::MAX, 2), Err(Never));
         // The same again, and another window at the same offset.
-        assert_eq!(keys.give(Given::window(0x1000 as *mut u8, 64, 7, 4096)), (number, false));
-        assert_eq!(keys.give(Given::window(0x1000 as *mut u8, 64, 8, 4096)), (number, true));
+        assert_eq!(keys.give(Given::window(0x1000 as *mut u8, 64, [7; MOST_RAILS], 4096)), (number, false));
+        assert_eq!(keys.give(Given::window(0x1000 as *mut u8, 64, [7, 7, 7, 8], 4096)), (number, true));
         assert_eq!(keys.withdraw(at), None, "windows stay");
-        assert_eq!(keys.take_back(|at, key| (at, key) == (4096, 7)), Vec::<u32>::new());
-        assert_eq!(keys.take_back(|at, key| (at, key) == (4096, 8)), [number]);
+        assert_eq!(keys.take_back(|at, keys| (at, keys[3]) == (4096, 7)), Vec::<u32>::new());
+        assert_eq!(keys.take_back(|at, keys| (at, keys[3]) == (4096, 8)), [number]);
         assert_eq!(keys.given(at, 8), Ok(None));
     }
 
@@ -250,13 +265,16 @@ mod tests {
         assert!(keys.ask(5000) && !keys.ask(5000));
         keys.learn(key(3, Some(4096), 4096)).unwrap();
         assert!(keys.ask(5000), "an answer has come");
-        let reach = Reach { begins: 4096, address: 0x7000_0000, key: 103 };
+        let reach = Reach { begins: 4096, address: 0x7000_0000, keys: self::keys(103) };
         assert_eq!(keys.of(5000, 10), Ok(Some(reach)));
         assert_eq!(keys.of(8192, 1), Ok(None));
         assert!(keys.of(8191, 2).is_err());
         keys.learn(key(0, None, 100)).unwrap();
         let at = Keys::offset(0, 60);
-        assert_eq!(keys.of(at, 40), Ok(Some(Reach { begins: at - 60, address: 0x7000_0000, key: 100 })));
+        assert_eq!(
+            keys.of(at, 40),
+            Ok(Some(Reach { begins: at - 60, address: 0x7000_0000, keys: self::keys(100) }))
+        );
         assert!(keys.of(at, 41).is_err());
         assert_eq!(keys.of(0, 1), Ok(None), "it has no offset in the region");
         keys.forget(0);

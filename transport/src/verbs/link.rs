@@ -227,7 +227,7 @@ impl Link for VerbsLink {
         }
         match self.pair.path() {
             Some(path) => path.clone(),
-            None => format!("verbs {} (not connected yet)", self.pair.rail.name),
+            None => format!("verbs {} (not connected yet)", self.pair.rails_in_words()),
         }
     }
 }

@@ -105,14 +105,6 @@ impl Device {
         &self.exports
     }
 
-    /// The registration of these bytes with this device, if they are such memory.
-    ///
-    /// # Errors
-    /// When only some of them are, and what [`Device::register_dma_buf`] says.
-    pub fn exported(&self, at: u64, len: u64) -> Result<Option<Arc<Memory>>> {
-        self.exports.find(at, len)?.map(|exported| exported.with(self)).transpose()
-    }
-
     /// Registers memory of another device.
     ///
     /// # Errors

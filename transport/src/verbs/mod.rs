@@ -16,7 +16,7 @@
 //! | `adapter` | what an endpoint has on one device |
 //! | `wire`, `hello` | messages as bytes; pure |
 //! | `keys` | by what two ranks write into each other's memory |
-//! | `queue` | one queue pair: puts, room, order |
+//! | `queue` | what two ranks send each other: puts, rails, room, order |
 //! | `fabric` | all of them: completions, failures, and how pairs come to be joined |
 //! | `link` | the way to one peer |
 
@@ -67,17 +67,18 @@ pub(crate) struct Verbs {
 
 impl Verbs {
     /// The links that ride on these connections; `fabric` is their rider.
-    pub fn new(fabric: Arc<Fabric>, tcp: Arc<Tcp>, cards: &[Card], timeout: Duration) -> Result<Verbs> {
+    pub fn new(fabric: Arc<Fabric>, tcp: Arc<Tcp>, timeout: Duration) -> Result<Verbs> {
         for adapter in fabric.adapters() {
             tcp.watch(adapter.completions.as_fd())?;
             tcp.watch(adapter.device.context().as_fd())?;
         }
         let link = |pair: &Arc<fabric::Pair>| {
-            let rate = cards.get(pair.peer).and_then(|card| card.verbs.ports.first()?.rate_mbps);
+            // 25 Gb/s where the kernel does not know.
+            let rate: u64 = pair.rails.iter().map(|rail| rail.rate_mbps.unwrap_or(25_000)).sum();
             let link = VerbsLink {
                 tcp: tcp.tcp_link(pair.peer),
-                // 2 µs: what good cards need for a small message. 25 Gb/s where the kernel does not know.
-                cost: Cost { latency_us: 2.0, bandwidth: rate.unwrap_or(25_000) as f64 / 8000.0 },
+                // 2 µs: what good cards need for a small message.
+                cost: Cost { latency_us: 2.0, bandwidth: rate as f64 / 8000.0 },
                 fabric: fabric.clone(),
                 pair: pair.clone(),
             };

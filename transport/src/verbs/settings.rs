@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use nd_topology::rdma::MOST_RAILS;
+
 use super::sys::Care;
 
 /// Settings of InfiniBand and RoCE, under NCCL's names.
@@ -13,6 +15,8 @@ pub struct VerbsSettings {
     pub hca: String,
     /// `ND_IB_GID_INDEX`; none: the best address of the port.
     pub gid_index: Option<u32>,
+    /// `ND_IB_RAILS`: how many ports two ranks use at once, at most, from 1 to [`MOST_RAILS`].
+    pub rails: u8,
     /// `ND_IB_TIMEOUT`: a packet is sent again after 4.096 µs × 2 to the power of this, from 1 to 31.
     pub timeout: u8,
     /// `ND_IB_RETRY_CNT`: how often, from 0 to 7; Soft-RoCE takes 7 for ever.
@@ -33,6 +37,7 @@ impl Default for VerbsSettings {
             disable: false,
             hca: String::new(),
             gid_index: None,
+            rails: MOST_RAILS as u8,
             // 1.07 s, seven times: longer than a switch needs to find another way, and a peer that has ended is noticed
             // sooner by its connection. One more would be for ever on Soft-RoCE.
             timeout: 18,

@@ -4,14 +4,19 @@
 //!
 //! | bytes | |
 //! |---|---|
-//! | 0 | kind: 1 put, 2 which key, 3 key, 4 forget, 5 nothing but the count below, 6 tell that count |
+//! | 0 | kind: 1 put, 2 which key, 3 key, 4 forget, 5 nothing but the count below, 6 tell that count, 7 written |
 //! | 1 | flags of a put: 1 a signal follows the payload |
-//! | 2–3 | zero |
+//! | 2–3 | which message it is of those that the sender counts, from 1, modulo 2¹⁶; zero where it is not counted (kind 5) |
 //! | 4–7 | how many of the receiver's messages the sender has taken so far, modulo 2³² |
 //! | 8–15 | put: offset of the payload; which key: the offset that it is asked for; key: the offset of the window, or all ones; forget: the key's number |
 //! | 16–23 | put: the signal's offset; key: the address of the first byte |
 //! | 24–31 | put: the signal's value; key: its length |
-//! | 32–39 | key: its number, then the key itself; the payload of a put begins here |
+//! | 32–51 | key: its number, then the key itself for each rail; the payload of a put begins here |
+//!
+//! All of them go on the first rail, but for those of kind 7: one follows what was written on another rail, and says by its
+//! place among all messages what it was written before and after. On other rails the count says nothing.
+
+use nd_topology::rdma::MOST_RAILS;
 
 use crate::Signal;
 
@@ -28,8 +33,11 @@ const KEY: u8 = 3;
 const FORGET: u8 = 4;
 const COUNT: u8 = 5;
 const TELL: u8 = 6;
+const WRITTEN: u8 = 7;
 const SIGNAL: u8 = 1;
 const NO_WINDOW: u64 = u64::MAX;
+/// Bytes of a key's number, and of the keys themselves.
+const KEYS: usize = 4 + 4 * MOST_RAILS;
 
 /// By what a peer writes into memory of this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +50,8 @@ pub struct Key {
     pub address: u64,
     /// Bytes.
     pub len: u64,
-    /// What the device asks for.
-    pub key: u32,
+    /// What the devices ask for, on each rail; zero where there are fewer.
+    pub keys: [u32; MOST_RAILS],
 }
 
 /// What a message says.
@@ -74,6 +82,8 @@ pub enum What<'m> {
     Count,
     /// The sender waits to be told how many were taken, this one among them.
     Tell,
+    /// What was written before on this rail is in its place.
+    Written,
 }
 
 /// A message.
@@ -81,6 +91,8 @@ pub enum What<'m> {
 pub struct Message<'m> {
     /// How many of the receiver's messages the sender has taken so far.
     pub taken: u32,
+    /// Which message it is of those that are counted.
+    pub number: u16,
     /// What it says.
     pub what: What<'m>,
 }
@@ -121,14 +133,16 @@ pub fn which_key(at: u64) -> [u8; HEAD] {
 }
 
 /// The whole message that gives one.
-pub fn key(key: &Key) -> [u8; HEAD + 8] {
-    let mut message = [0; HEAD + 8];
+pub fn key(key: &Key) -> [u8; HEAD + KEYS] {
+    let mut message = [0; HEAD + KEYS];
     message[0] = KEY;
     message[8..16].copy_from_slice(&key.window.unwrap_or(NO_WINDOW).to_le_bytes());
     message[16..24].copy_from_slice(&key.address.to_le_bytes());
     message[24..32].copy_from_slice(&key.len.to_le_bytes());
     message[32..36].copy_from_slice(&key.number.to_le_bytes());
-    message[36..40].copy_from_slice(&key.key.to_le_bytes());
+    for (to, key) in message[36..].chunks_exact_mut(4).zip(key.keys) {
+        to.copy_from_slice(&key.to_le_bytes());
+    }
     message
 }
 
@@ -154,13 +168,21 @@ pub fn tell() -> [u8; HEAD] {
     head
 }
 
-/// Whether this message is one of those that are sent beyond what the receiver has made room for.
+/// The whole message that says that what was written before it is in its place.
+pub fn written() -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[0] = WRITTEN;
+    head
+}
+
+/// Whether this message is one of those that are not counted, and sent beyond what the receiver has made room for.
 pub fn is_count(message: &[u8]) -> bool {
     message.first() == Some(&COUNT)
 }
 
-/// Writes into a message how many were taken; done as late as possible.
-pub fn set_taken(message: &mut [u8], taken: u32) {
+/// Writes into a message how many were taken, and which it is itself; done as late as possible.
+pub fn stamp(message: &mut [u8], taken: u32, number: u16) {
+    message[2..4].copy_from_slice(&number.to_le_bytes());
     message[4..8].copy_from_slice(&taken.to_le_bytes());
 }
 
@@ -169,9 +191,13 @@ pub fn parse(message: &[u8]) -> Result<Message<'_>, Malformed> {
     let Some((head, rest)) = message.split_first_chunk::<HEAD>() else {
         return Err(Malformed::Length(message.len()));
     };
-    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
+    let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
     let taken = u32::from_le_bytes(std::array::from_fn(|i| head[4 + i]));
-    let [kind, flags, 0, 0, ..] = *head else { return Err(Malformed::Flags) };
+    let [kind, flags, low, high, ..] = *head;
+    let number = u16::from_le_bytes([low, high]);
+    if kind == COUNT && number != 0 {
+        return Err(Malformed::Flags);
+    }
     if flags & !SIGNAL != 0 || (flags != 0 && kind != PUT) {
         return Err(Malformed::Flags);
     }
@@ -179,30 +205,31 @@ pub fn parse(message: &[u8]) -> Result<Message<'_>, Malformed> {
     let what = match kind {
         PUT if rest.len() > PAYLOAD => return Err(Malformed::Length(message.len())),
         PUT => {
-            let signal = (flags & SIGNAL != 0).then(|| Signal { at: word(16), value: word(24) });
-            What::Put { at: word(8), payload: rest, signal }
+            let signal = (flags & SIGNAL != 0).then(|| Signal { at: long(16), value: long(24) });
+            What::Put { at: long(8), payload: rest, signal }
         }
-        WHICH_KEY => empty(What::WhichKey { at: word(8) })?,
+        WHICH_KEY => empty(What::WhichKey { at: long(8) })?,
         KEY => {
-            let Ok(rest) = <[u8; 8]>::try_from(rest) else { return Err(Malformed::Length(message.len())) };
-            let [a, b, c, d, e, f, g, h] = rest;
+            let Ok(rest) = <[u8; KEYS]>::try_from(rest) else { return Err(Malformed::Length(message.len())) };
+            let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| rest[at + i]));
             What::Key(Key {
-                number: u32::from_le_bytes([a, b, c, d]),
-                window: Some(word(8)).filter(|&at| at != NO_WINDOW),
-                address: word(16),
-                len: word(24),
-                key: u32::from_le_bytes([e, f, g, h]),
+                number: word(0),
+                window: Some(long(8)).filter(|&at| at != NO_WINDOW),
+                address: long(16),
+                len: long(24),
+                keys: std::array::from_fn(|rail| word(4 + 4 * rail)),
             })
         }
-        FORGET => match u32::try_from(word(8)) {
+        FORGET => match u32::try_from(long(8)) {
             Ok(number) => empty(What::Forget { number })?,
             Err(_) => return Err(Malformed::Flags),
         },
         COUNT => empty(What::Count)?,
         TELL => empty(What::Tell)?,
+        WRITTEN => empty(What::Written)?,
         kind => return Err(Malformed::Kind(kind)),
     };
-    Ok(Message { taken, what })
+    Ok(Message { taken, number, what })
 }
 
 #[cfg(test)]
@@ -211,47 +238,50 @@ mod tests {
 
     use super::*;
 
-    fn said(mut message: Vec<u8>, taken: u32) -> Message<'static> {
-        set_taken(&mut message, taken);
+    fn said(mut message: Vec<u8>, taken: u32, number: u16) -> Message<'static> {
+        stamp(&mut message, taken, number);
         parse(message.leak()).unwrap()
     }
 
     proptest! {
         #[test]
         fn messages_come_back(
-            at: u64, taken: u32, number: u32, key_itself: u32, address: u64, len: u64,
+            at: u64, taken: u32, number: u32, keys: [u32; MOST_RAILS], address: u64, len: u64, place in 1..=u16::MAX,
             window in prop::option::of(0..u64::MAX),
             signal in prop::option::of((any::<u64>(), any::<u64>())),
             payload in prop::collection::vec(any::<u8>(), 0..PAYLOAD),
         ) {
             let signal = signal.map(|(at, value)| Signal { at, value });
-            let message = said([&put(at, signal)[..], &payload].concat(), taken);
-            prop_assert_eq!(message, Message { taken, what: What::Put { at, payload: &payload, signal } });
-            let key_given = Key { number, window, address, len, key: key_itself };
+            let message = said([&put(at, signal)[..], &payload].concat(), taken, place);
+            let what = What::Put { at, payload: &payload, signal };
+            prop_assert_eq!(message, Message { taken, number: place, what });
+            let key_given = Key { number, window, address, len, keys };
             let all = [
                 (which_key(at).to_vec(), What::WhichKey { at }),
                 (key(&key_given).to_vec(), What::Key(key_given)),
                 (forget(number).to_vec(), What::Forget { number }),
                 (count().to_vec(), What::Count),
                 (tell().to_vec(), What::Tell),
+                (written().to_vec(), What::Written),
             ];
             for (bytes, what) in all {
                 prop_assert_eq!(is_count(&bytes), what == What::Count);
-                prop_assert_eq!(said(bytes, taken), Message { taken, what });
+                let number = if what == What::Count { 0 } else { place };
+                prop_assert_eq!(said(bytes, taken, number), Message { taken, number, what });
             }
         }
 
         /// Any bytes are refused, or say what would be sent as these bytes.
         #[test]
-        fn any_bytes_are_taken_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0..8u8) {
+        fn any_bytes_are_taken_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0..9u8) {
             if let Some(first) = bytes.first_mut() {
                 *first = kind;
             }
-            if let Ok(Message { taken, what: What::Put { at, payload, signal } }) = parse(&bytes)
+            if let Ok(Message { taken, number, what: What::Put { at, payload, signal } }) = parse(&bytes)
                 && signal.is_some()
             {
                 let mut again = [&put(at, signal)[..], payload].concat();
-                set_taken(&mut again, taken);
+                stamp(&mut again, taken, number);
                 prop_assert_eq!(again, bytes);
             }
         }
@@ -267,6 +297,10 @@ mod tests {
         assert!(parse(&[&put(0, None)[..], &[0; PAYLOAD]].concat()).is_ok());
         assert!(parse(&[&put(0, None)[..], &[0; PAYLOAD + 1]].concat()).is_err());
         assert!(parse(&[&count()[..], &[0]].concat()).is_err());
-        assert!(parse(&key(&Key { number: 0, window: None, address: 0, len: 0, key: 0 })[..HEAD]).is_err());
+        let mut counted = count();
+        stamp(&mut counted, 0, 1);
+        assert_eq!(parse(&counted), Err(Malformed::Flags));
+        let key = key(&Key { number: 0, window: None, address: 0, len: 0, keys: [0; MOST_RAILS] });
+        assert!(parse(&key).is_ok() && parse(&key[..HEAD]).is_err() && parse(&key[..HEAD + 8]).is_err());
     }
 }

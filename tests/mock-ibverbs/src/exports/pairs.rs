@@ -243,6 +243,7 @@ impl World {
             target,
             met: None,
             until: None,
+            put_off: 0,
         };
         pair.works.push_back(work);
         Ok(())

@@ -161,8 +161,9 @@ fn offers() -> impl Strategy<Value = Offer> {
         });
     let asked = prop::sample::select(vec![Asked::Auto, Asked::Verbs, Asked::Never("x".into())]);
     let library = prop::sample::select(vec![Library::Present, Library::Absent("y".into()), Library::Unknown]);
-    (asked, library, prop::collection::vec(port, 0..4), prop::collection::vec("z", 0..2))
-        .prop_map(|(asked, library, ports, left_out)| Offer { asked, library, ports, left_out })
+    (asked, library, prop::collection::vec(port, 0..4), prop::collection::vec("z", 0..2)).prop_map(
+        |(asked, library, ports, left_out)| Offer { asked, most_rails: 1, library, ports, left_out },
+    )
 }
 
 fn mirror(verdict: Verdict) -> Verdict {
@@ -174,10 +175,7 @@ fn mirror(verdict: Verdict) -> Verdict {
     };
     match verdict {
         Verdict::Verbs(mut rails) => {
-            for r in &mut rails {
-                std::mem::swap(&mut r.here, &mut r.there);
-                std::mem::swap(&mut r.gid_here, &mut r.gid_there);
-            }
+            rails.iter_mut().for_each(|rail| *rail = rail.turned());
             rails.sort_by_key(|r| (r.here, r.there));
             Verdict::Verbs(rails)
         }

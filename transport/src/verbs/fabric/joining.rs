@@ -1,16 +1,17 @@
 //! How pairs of ranks come to be joined: inside the session of their connection they tell each other how their queue pairs
-//! are reached, the one that has connected tries the way, and the other looks at what came.
+//! are reached, the one that has connected tries each rail, and the other looks at what came. They go on with those that
+//! both find open.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Fabric, Pair, State, address, bytes_of_mtu};
+use super::{Fabric, Pair, Rail, State, address, bytes_of_mtu, summary};
 use crate::tcp::{Rider, Talk};
 use crate::verbs::adapter::{PROBE, Trial};
 use crate::verbs::hello::{self, Hello, Said};
 use crate::verbs::post::Target;
-use crate::verbs::queue::{Fault, Queue};
+use crate::verbs::queue::{Fault, Lane, Queue};
 use crate::verbs::sys::{QueuePair, Route};
 use crate::{Error, Result};
 
@@ -20,7 +21,7 @@ const PROBING: Duration = Duration::from_secs(3);
 const PROBE_SPIN: Duration = Duration::from_millis(1);
 const PROBE_TICK: Duration = Duration::from_micros(200);
 
-/// This rank's end, before it is joined with the other.
+/// This rank's end of a rail, before it is joined with the other.
 struct Begun {
     // Ends before the place where the peer may write by it.
     queue_pair: QueuePair,
@@ -28,16 +29,21 @@ struct Begun {
     trial: Trial,
 }
 
+/// A rail that is being tried.
+struct Tried {
+    theirs: Hello,
+    /// Where the peer writes its probe.
+    trial: Trial,
+    /// Bytes of a packet.
+    mtu: u32,
+}
+
 impl Fabric {
-    /// Makes this rank's end.
-    fn begin(&self, pair: &Pair) -> Result<Begun, String> {
-        // Of an attempt before.
-        self.end(&mut self.inbox(), pair, "they connect anew");
-        pair.early().take();
-        pair.flushed.store(0, Ordering::Release);
-        let adapter = self.adapters[pair.rail.adapter].as_ref().map_err(String::clone)?;
+    /// Makes this rank's end of a rail.
+    fn begin(&self, rail: &Rail) -> Result<Begun, String> {
+        let adapter = self.adapters[rail.adapter].as_ref().map_err(String::clone)?;
         let device = adapter.device.context();
-        let (name, port) = (device.name(), pair.rail.port);
+        let (name, port) = (device.name(), rail.port);
         let at = |e: std::io::Error| format!("port {name}:{port} cannot be used: {e}");
         let state = device.port(port).map_err(at)?;
         if !state.active {
@@ -45,11 +51,11 @@ impl Fabric {
                 "port {name}:{port} is down; `nd-topo show` lists all ports and their states"
             ));
         }
-        let gid = device.gid(port, pair.rail.gid_index.into()).map_err(at)?;
+        let gid = device.gid(port, rail.gid_index.into()).map_err(at)?;
         adapter.reserve(&self.region).map_err(|e| e.to_string())?;
         let queue_pair = adapter.pair().map_err(|e| format!("{name} makes no more queue pairs: {e}"))?;
         // Told of one before that had this number.
-        self.inbox().strays.retain(|stray| *stray != (pair.rail.adapter, queue_pair.number()));
+        self.inbox().strays.retain(|stray| *stray != (rail.adapter, queue_pair.number()));
         let trial = adapter.trial();
         let hello = Hello {
             number: queue_pair.number(),
@@ -63,29 +69,30 @@ impl Fabric {
         Ok(Begun { queue_pair, hello, trial })
     }
 
-    /// Joins it with the other end. Gives the place of its probe, and the bytes of a packet.
-    fn join(&self, pair: &Pair, begun: Begun, theirs: &Hello) -> Result<(Trial, u32), String> {
-        let Begun { queue_pair, hello: ours, trial } = begun;
-        let adapter = self.adapters[pair.rail.adapter].as_ref().map_err(String::clone)?;
+    /// Joins it with the other end.
+    fn join(&self, pair: &Pair, index: usize, begun: Begun, theirs: Hello) -> Result<(Lane, Tried), String> {
+        let (rail, Begun { queue_pair, hello: ours, trial }) = (&pair.rails[index], begun);
+        let adapter = self.adapters[rail.adapter].as_ref().map_err(String::clone)?;
         if ours.ethernet != theirs.ethernet {
             return Err(format!(
                 "of the ports {} one is InfiniBand and the other is Ethernet; ND_IB_HCA chooses others",
-                pair.rail.name
+                rail.name
             ));
         }
         let mtu = ours.mtu.min(theirs.mtu);
         if ours.mtu != theirs.mtu {
             let [here, there] = [ours.mtu, theirs.mtu].map(bytes_of_mtu);
             tracing::debug!(
-                "rank {}: packets to rank {} have {} bytes: this port would take {here}, the other {there}",
+                "rank {}: packets to rank {} have {} bytes: port {} would take {here}, the other {there}",
                 self.me,
                 pair.peer,
-                here.min(there)
+                here.min(there),
+                rail.ports[0]
             );
         }
         let route = Route {
-            port: pair.rail.port,
-            gid_index: pair.rail.gid_index,
+            port: rail.port,
+            gid_index: rail.gid_index,
             ethernet: ours.ethernet,
             mtu: mtu.into(),
             gid: theirs.gid,
@@ -95,49 +102,88 @@ impl Fabric {
             first_ours: ours.first,
         };
         queue_pair.connect(&route, &self.care).map_err(|e| {
-            let (name, there) = (&pair.rail.name, address(&theirs.gid));
+            let (name, there) = (&rail.name, address(&theirs.gid));
             format!(
                 "no way by RDMA from port {name} at {there}: {e}; ND_IB_HCA and ND_IB_GID_INDEX choose others"
             )
         })?;
-        let queue = Queue::new(queue_pair, adapter.clone(), self.region.clone());
-        let number = queue.pair().number();
-        let mut inbox = self.inbox();
-        *pair.state() = State::Joining(Box::new(queue));
-        let pair = self.by_rank[&pair.peer].clone();
-        let route = (pair.rail.adapter, number);
-        inbox.routes.insert(route, pair.clone());
-        if inbox.strays.contains(&route) {
-            self.given_up(&mut inbox, &pair);
-        }
-        Ok((trial, bytes_of_mtu(mtu)))
+        let lane = Lane::new(index, rail.name.clone(), rail.adapter, queue_pair, adapter.clone());
+        Ok((lane, Tried { theirs, trial, mtu: bytes_of_mtu(mtu) }))
     }
 
-    /// Writes the longest packet to the peer and waits until it is there.
-    fn probe(&self, pair: &Pair, target: Target, len: u32) -> Result<(), String> {
-        let broken = |fault| match fault {
-            Fault::Broken(why) | Fault::Protocol(why) | Fault::Outside(why) => why,
-            Fault::Here(e) => e.to_string(),
-        };
-        if let State::Joining(queue) = &mut *pair.state() {
-            queue.probe(target, len.min(PROBE as u32)).map_err(broken)?;
+    /// Of the rails that are not out of the question, joins both ends. What is given and comes back is by rail.
+    fn join_all(&self, pair: &Pair, ends: Vec<Result<(Begun, Hello), String>>) -> Vec<Result<Tried, String>> {
+        let (mut lanes, mut tried) = (Vec::new(), Vec::new());
+        for (index, end) in ends.into_iter().enumerate() {
+            let joined = end.and_then(|(begun, theirs)| self.join(pair, index, begun, theirs));
+            tried.push(joined.map(|(lane, tried)| {
+                lanes.push(lane);
+                tried
+            }));
         }
+        if lanes.is_empty() {
+            return tried;
+        }
+        let routes: Vec<_> = lanes.iter().map(|lane| lane.at).collect();
+        let mut inbox = self.inbox();
+        *pair.state() = State::Joining(Box::new(Queue::new(lanes, self.region.clone())));
+        let pair = self.by_rank[&pair.peer].clone();
+        for route in routes {
+            inbox.routes.insert(route, pair.clone());
+            if inbox.strays.contains(&route) {
+                self.given_up(&mut inbox, &pair, route);
+            }
+        }
+        tried
+    }
+
+    /// Writes the longest packet to the peer on every rail, and waits until they are there; what came of it, by rail.
+    fn probe_all(&self, pair: &Pair, tried: &[Result<Tried, String>]) -> Vec<Said<()>> {
+        let probe = |(index, tried): (usize, &Result<Tried, String>)| {
+            let tried = tried.as_ref().map_err(String::clone)?;
+            let target = Target { address: tried.theirs.probe.0, key: tried.theirs.probe.1 };
+            match &mut *pair.state() {
+                State::Joining(queue) => {
+                    queue.probe(index, target, tried.mtu.min(PROBE as u32)).map_err(|fault| why(&fault))
+                }
+                _ => Ok(()),
+            }
+        };
+        let mut said: Vec<Said<()>> = tried.iter().enumerate().map(probe).collect();
         let began = Instant::now();
         loop {
             self.collect(&mut self.inbox());
-            match &*pair.state() {
-                State::Joining(queue) if queue.probed => return Ok(()),
-                State::Joining(_) => {}
-                State::Closed(cause) => return Err(cause.clone()),
-                _ => return Err("they connected otherwise meanwhile".into()),
-            }
             let waited = began.elapsed();
-            if waited > PROBING {
-                let name = &pair.rail.name;
-                return Err(format!(
-                    "a packet of {len} bytes from {name} was not answered within {PROBING:?}: RoCE needs UDP port 4791, and \
-                     all between must take packets of this size"
-                ));
+            let mut waits = false;
+            match &*pair.state() {
+                State::Joining(queue) => {
+                    for lane in queue.lanes() {
+                        let said = &mut said[lane.index];
+                        match &lane.closed {
+                            Some(fault) if said.is_ok() => *said = Err(why(fault)),
+                            None if said.is_ok() && !lane.probed && waited > PROBING => {
+                                *said = Err(format!(
+                                    "a packet of {} bytes from {} was not answered within {PROBING:?}: RoCE needs UDP port \
+                                     4791, and all between must take packets of this size",
+                                    tried[lane.index].as_ref().map_or(0, |tried| tried.mtu),
+                                    lane.name
+                                ));
+                            }
+                            None => waits |= said.is_ok() && !lane.probed,
+                            Some(_) => {}
+                        }
+                    }
+                }
+                State::Closed(cause) => {
+                    said.iter_mut().filter(|s| s.is_ok()).for_each(|s| *s = Err(cause.clone()))
+                }
+                _ => {
+                    let other = || Err("they connected otherwise meanwhile".into());
+                    said.iter_mut().filter(|s| s.is_ok()).for_each(|s| *s = other());
+                }
+            }
+            if !waits {
+                return said;
             }
             if waited > PROBE_SPIN {
                 std::thread::sleep(PROBE_TICK);
@@ -145,24 +191,69 @@ impl Fabric {
         }
     }
 
-    /// The way is open; an error is what has closed it since.
-    fn open(&self, pair: &Pair, theirs: &Hello) -> Result<()> {
+    /// The rails of these indices are open; an error is what has closed one since.
+    fn open(&self, pair: &Pair, open: &[usize]) -> Result<()> {
+        let mut inbox = self.inbox();
         let mut state = pair.state();
-        let (now, closed) = match std::mem::replace(&mut *state, State::Plain) {
-            State::Joining(queue) => (State::Joined(queue), None),
+        let mut queue = match std::mem::replace(&mut *state, State::Plain) {
+            State::Joining(queue) => queue,
             State::Closed(cause) => {
-                let error = pair.early().take().unwrap_or_else(|| pair.lost(&cause));
-                (State::Over(cause), Some(error))
+                *state = State::Over(cause.clone());
+                return Err(pair.lost(&cause));
             }
-            other => (other, Some(pair.lost("they connected otherwise meanwhile"))),
+            other => {
+                *state = other;
+                return Err(pair.lost("they connected otherwise meanwhile"));
+            }
         };
-        *state = now;
-        drop(state);
-        if let Some(error) = closed {
+        let routes: Vec<_> = queue.lanes().iter().map(|lane| (lane.at, lane.index)).collect();
+        let closed = open.iter().find_map(|index| {
+            let route = routes.iter().find(|(_, of)| of == index)?.0;
+            queue.lane(route)?.closed.take()
+        });
+        queue.keep(open);
+        // A peer that has found it open may have sent something already.
+        let fault = closed.or_else(|| queue.receive_kept().err());
+        let gone = |index: &usize| fault.is_some() || !open.contains(index);
+        for (route, _) in routes.iter().filter(|(_, index)| gone(index)) {
+            inbox.routes.remove(route);
+        }
+        if let Some(fault) = fault {
+            let (cause, error) = self.told(pair, fault);
+            *state = State::Over(cause);
             return Err(error);
         }
-        let _ = pair.path.set(format!("verbs {} -> {}", pair.rail.name, address(&theirs.gid)));
+        let waits = queue.waits();
+        *state = State::Joined(queue);
+        drop((state, inbox));
+        if waits {
+            self.set_waiting(pair, true);
+        }
         Ok(())
+    }
+
+    /// Says by what the two are joined, and what is left out, with the reason.
+    fn note(&self, pair: &Pair, said: &[Said<()>], theirs: &[Option<Hello>]) {
+        let open: Vec<usize> = (0..said.len()).filter(|&index| said[index].is_ok()).collect();
+        let rails: Vec<&Rail> = open.iter().map(|&index| &pair.rails[index]).collect();
+        let addresses: Vec<String> = open.iter().filter_map(|&i| Some(address(&theirs[i]?.gid))).collect();
+        let _ = pair.path.set(format!("verbs {} -> {}", summary(&rails), addresses.join(", ")));
+        if open.len() < said.len() {
+            let text = format!(
+                "rank {}: {} of {} rails are used with rank {} on {}: {}",
+                self.me,
+                open.len(),
+                said.len(),
+                pair.peer,
+                pair.host,
+                reasons(said)
+            );
+            if self.warned_of_rail.swap(true, Ordering::AcqRel) {
+                tracing::debug!("{text}")
+            } else {
+                tracing::warn!("{text}")
+            }
+        }
     }
 
     /// The payload goes by TCP, or it is an error.
@@ -194,7 +285,31 @@ impl Fabric {
     }
 }
 
-const GO: &[u8] = b"go";
+/// What has closed a rail that was tried.
+fn why(fault: &Fault) -> String {
+    match fault {
+        Fault::Broken(why) | Fault::Protocol(why) | Fault::Outside(why) => why.clone(),
+        Fault::Here(e) => e.to_string(),
+    }
+}
+
+/// Why rails are not open, each reason once.
+fn reasons<T>(said: &[Said<T>]) -> String {
+    let mut reasons: Vec<&str> = Vec::new();
+    for why in said.iter().filter_map(|said| said.as_ref().err()) {
+        if !reasons.contains(&why.as_str()) {
+            reasons.push(why);
+        }
+    }
+    reasons.join("; ")
+}
+
+/// Of what this rank and the peer say of each rail: both, or why not; this rank's own reason first.
+fn both<A, B>(ours: Vec<Said<A>>, theirs: Vec<Said<B>>, peer: usize) -> Vec<Said<(A, B)>> {
+    let said = |why: String| format!("rank {peer} says: {why}");
+    let both = |(ours, theirs): (Said<A>, Said<B>)| ours.and_then(|ours| Ok((ours, theirs.map_err(said)?)));
+    ours.into_iter().zip(theirs).map(both).collect()
+}
 
 impl Fabric {
     /// The attempt of that number is over, and failed: nothing of it stays behind. A later one is left alone.
@@ -218,88 +333,143 @@ impl Fabric {
         }
     }
 
-    /// Why the way is closed that the peer says is: what this rank's device tells of it comes first.
-    fn cause(&self, pair: &Pair, verdict: &[u8]) -> String {
-        let said = format!("rank {} says: {}", pair.peer, String::from_utf8_lossy(verdict));
+    /// Of rails that the peer says are closed, what this rank's device tells comes first.
+    fn explain(&self, pair: &Pair, said: &mut [Said<()>]) {
         let mut inbox = self.inbox();
         self.hear(&mut inbox);
         self.collect(&mut inbox);
         drop(inbox);
-        match &*pair.state() {
-            State::Closed(own) => format!("{own}; {said}"),
-            _ => said,
+        if let State::Joining(queue) = &*pair.state() {
+            for lane in queue.lanes() {
+                if let (Some(own), Err(said)) = (&lane.closed, &mut said[lane.index]) {
+                    *said = format!("{}; {said}", why(own));
+                }
+            }
         }
     }
 
-    /// The way is to be found open by this rank, and what came by it right by the other.
+    /// Of an attempt before, nothing is left.
+    fn clear(&self, pair: &Pair) {
+        self.end(&mut self.inbox(), pair, "they connect anew");
+        pair.flushed.store(0, Ordering::Release);
+    }
+
+    /// The rails are to be found open by this rank, and what came by them right by the other.
     fn call(&self, pair: &Pair, talk: &mut dyn Talk) -> Result<()> {
-        let peer = pair.peer;
-        let begun = self.begin(pair);
-        let said: Said = begun.as_ref().map(|begun| begun.hello).map_err(String::clone);
+        let (peer, rails) = (pair.peer, pair.rails.len());
+        self.clear(pair);
+        let begun: Vec<_> = pair.rails.iter().map(|rail| self.begin(rail)).collect();
+        let hello =
+            |begun: &Result<Begun, String>| begun.as_ref().map(|begun| begun.hello).map_err(String::clone);
+        talk.send(&hello::encode::<Hello>(&begun.iter().map(hello).collect::<Vec<_>>()))?;
+        let answer = hello::decode::<Hello>(&talk.receive(hello::LONGEST)?, rails);
+        let ends = both(begun, answer, peer);
+        if ends.iter().all(Result::is_err) {
+            return self.plain(pair, &reasons(&ends));
+        }
+        // Nobody writes to this rank's places for probes.
+        let tried = self.join_all(pair, ends);
+        let said = self.probe_all(pair, &tried);
         talk.send(&hello::encode(&said))?;
-        let answer = hello::decode(&talk.receive(hello::LONGEST)?);
-        let (begun, theirs) = match (begun, answer) {
-            (Ok(begun), Ok(theirs)) => (begun, theirs),
-            (Err(why), _) => return self.plain(pair, &why),
-            (_, Err(why)) => return self.plain(pair, &format!("rank {peer} says: {why}")),
-        };
-        let target = Target { address: theirs.probe.0, key: theirs.probe.1 };
-        // Nobody writes to this rank's.
-        let tried = self.join(pair, begun, &theirs).and_then(|(_, mtu)| self.probe(pair, target, mtu));
-        if let Err(why) = tried {
-            talk.send(why.as_bytes())?;
-            return self.plain(pair, &why);
+        if said.iter().all(Result::is_err) {
+            return self.plain(pair, &reasons(&said));
         }
-        talk.send(GO)?;
-        let verdict = talk.receive(hello::LONGEST)?;
-        if verdict != GO {
-            return self.plain(pair, &self.cause(pair, &verdict));
+        let verdicts = hello::decode::<()>(&talk.receive(hello::LONGEST)?, rails);
+        let mut said: Vec<Said<()>> =
+            both(said, verdicts, peer).into_iter().map(|said| said.map(drop)).collect();
+        if said.iter().any(Result::is_err) {
+            self.explain(pair, &mut said);
         }
-        // The other one counts on it by now.
-        if let Err(error) = self.open(pair, &theirs) {
-            self.inbox().errors.push(error);
+        let open = open_of(&said);
+        if open.is_empty() {
+            return self.plain(pair, &reasons(&said));
+        }
+        let theirs: Vec<_> =
+            tried.iter().map(|tried| tried.as_ref().ok().map(|tried| tried.theirs)).collect();
+        // The other one counts on them by now.
+        match self.open(pair, &open) {
+            Ok(()) => self.note(pair, &said, &theirs),
+            Err(error) => self.inbox().errors.push(error),
         }
         Ok(())
     }
 
     fn answer(&self, pair: &Pair, talk: &mut dyn Talk) -> Result<()> {
-        let peer = pair.peer;
-        let offer = hello::decode(&talk.receive(hello::LONGEST)?);
-        let answered = offer.map_err(|why| format!("rank {peer} says: {why}")).and_then(|theirs| {
-            let begun = self.begin(pair)?;
-            let ours = begun.hello;
-            let (trial, mtu) = self.join(pair, begun, &theirs)?;
-            Ok((ours, theirs, trial, mtu))
-        });
-        let said: Said = answered.as_ref().map(|(ours, ..)| *ours).map_err(String::clone);
-        talk.send(&hello::encode(&said))?;
-        let (theirs, trial, mtu) = match answered {
-            Ok((_, theirs, trial, mtu)) => (theirs, trial, mtu),
-            Err(why) => return self.plain(pair, &why),
+        let (peer, rails) = (pair.peer, pair.rails.len());
+        let offers = hello::decode::<Hello>(&talk.receive(hello::LONGEST)?, rails);
+        self.clear(pair);
+        let end = |(rail, offer): (&Rail, Said)| {
+            let theirs = offer.map_err(|why| format!("rank {peer} says: {why}"))?;
+            Ok((self.begin(rail)?, theirs))
         };
-        let verdict = talk.receive(hello::LONGEST)?;
-        if verdict != GO {
-            return self.plain(pair, &self.cause(pair, &verdict));
+        let ends: Vec<Result<(Begun, Hello), String>> = pair.rails.iter().zip(offers).map(end).collect();
+        let ours: Vec<Option<Hello>> = ends.iter().map(|end| Some(end.as_ref().ok()?.0.hello)).collect();
+        let tried = self.join_all(pair, ends);
+        let said = |(tried, ours): (&Result<Tried, String>, Option<Hello>)| match tried {
+            Ok(_) => ours.ok_or_else(String::new),
+            Err(why) => Err(why.clone()),
+        };
+        talk.send(&hello::encode::<Hello>(&tried.iter().zip(ours).map(said).collect::<Vec<_>>()))?;
+        if tried.iter().all(Result::is_err) {
+            return self.plain(pair, &reasons(&tried));
         }
-        let wrong = trial.wrong(mtu as usize).map(|at| {
-            format!(
-                "byte {at} of a packet of {mtu} bytes came to rank {} wrong, on port {}: its device wrote to other memory \
-                 or other bytes; see the kernel's log of both hosts",
-                self.me, pair.rail.name
-            )
-        });
-        let opened = match wrong {
-            None => self.open(pair, &theirs).map_err(|e| e.to_string()),
-            Some(why) => Err(why),
-        };
-        match opened {
-            Ok(()) => talk.send(GO),
-            Err(why) => {
-                talk.send(why.as_bytes())?;
-                self.plain(pair, &why)
-            }
+        let verdicts = hello::decode::<()>(&talk.receive(hello::LONGEST)?, rails);
+        let any_open = verdicts.iter().any(Result::is_ok);
+        let theirs: Vec<_> =
+            tried.iter().map(|tried| tried.as_ref().ok().map(|tried| tried.theirs)).collect();
+        let came: Vec<_> =
+            tried.iter().enumerate().map(|(index, tried)| self.look(pair, index, tried)).collect();
+        // What the peer says of a rail comes before what is missing there.
+        let mut said: Vec<Said<()>> = verdicts
+            .into_iter()
+            .zip(came)
+            .zip(&tried)
+            .map(|((verdict, came), tried)| {
+                tried.as_ref().map_err(String::clone)?;
+                verdict.map_err(|why| format!("rank {peer} says: {why}"))?;
+                came
+            })
+            .collect();
+        if said.iter().any(Result::is_err) {
+            self.explain(pair, &mut said);
+        }
+        // Who has found none open waits for no word.
+        if !any_open {
+            return self.plain(pair, &reasons(&said));
+        }
+        let mut open = open_of(&said);
+        if !open.is_empty()
+            && let Err(error) = self.open(pair, &open)
+        {
+            open.clear();
+            said.iter_mut().filter(|said| said.is_ok()).for_each(|said| *said = Err(error.to_string()));
+        }
+        talk.send(&hello::encode(&said))?;
+        if open.is_empty() {
+            return self.plain(pair, &reasons(&said));
+        }
+        self.note(pair, &said, &theirs);
+        Ok(())
+    }
+
+    /// What came on a rail that the peer has tried.
+    fn look(&self, pair: &Pair, index: usize, tried: &Result<Tried, String>) -> Said<()> {
+        let tried = tried.as_ref().map_err(String::clone)?;
+        let mtu = tried.mtu;
+        match tried.trial.wrong(mtu as usize) {
+            None => Ok(()),
+            Some(at) => Err(format!(
+                "byte {at} of a packet of {mtu} bytes came to rank {} wrong, on port {}: its device wrote to other memory or \
+                 other bytes; see the kernel's log of both hosts",
+                self.me, pair.rails[index].name
+            )),
         }
     }
+}
+
+/// The rails that are open.
+fn open_of(said: &[Said<()>]) -> Vec<usize> {
+    (0..said.len()).filter(|&index| said[index].is_ok()).collect()
 }
 
 impl Rider for Fabric {

@@ -1,7 +1,7 @@
 //! Puts with memory of other devices on either side: the processor touches none of it, so nothing of them goes in messages.
 #![allow(unsafe_code)] // memory lent by Link::put
 
-use super::{Op, Queue, Write};
+use super::Queue;
 use crate::link::{INLINE_PART, Part, Signal};
 use crate::verbs::keys::Keys;
 use crate::verbs::wire::PAYLOAD;
@@ -22,8 +22,15 @@ impl Queue {
         at: u64,
         signal: Option<Signal>,
     ) -> Result<(), Error> {
-        let memory = |part: &Part| self.device().exported(part.ptr as u64, part.len as u64);
-        let memories = parts.iter().map(memory).collect::<Result<Vec<_>, _>>()?;
+        let memory = |part: &Part| {
+            let found = self.lanes[0].device().exports().find(part.ptr as u64, part.len as u64)?;
+            // Whichever rail it goes on.
+            found
+                .iter()
+                .try_for_each(|e| self.lanes.iter().try_for_each(|l| e.with(l.device()).map(drop)))?;
+            Ok(found)
+        };
+        let memories = parts.iter().map(memory).collect::<Result<Vec<_>, Error>>()?;
         let into_device = Keys::is_device(at);
         if !into_device && memories.iter().all(Option::is_none) {
             // SAFETY: the caller's promise.
@@ -36,13 +43,13 @@ impl Queue {
                 // SAFETY: the caller's promise.
                 unsafe { self.message(std::slice::from_ref(part), to, None) };
             } else {
-                let mut write = Write::of(part, to);
-                if memory.is_some() {
-                    (write.memory, write.exported) = (memory, true);
-                } else if part.len <= INLINE_PART {
-                    write.own(copied(part));
+                let own = (memory.is_none() && part.len <= INLINE_PART).then(|| copied(part));
+                let part = own.as_deref().map_or(*part, Part::of);
+                let first = self.ops.len();
+                self.lend(&part, to, memory);
+                if let Some(super::Op::Write(write)) = self.ops.get_mut(first) {
+                    write.own = own;
                 }
-                self.lend(write);
             }
             to += part.len as u64;
         }
@@ -51,20 +58,6 @@ impl Queue {
             unsafe { self.message(&[], 0, signal) };
         }
         Ok(())
-    }
-
-    /// Adds a long part.
-    pub(super) fn lend(&mut self, write: Write) {
-        self.lent += 1;
-        self.ops.push_back(Op::Write(Write { ticket: self.lent, ..write }));
-    }
-}
-
-impl Write {
-    /// What it writes is its own: the caller may have its memory back at once.
-    fn own(&mut self, bytes: Box<[u8]>) {
-        self.from = bytes.as_ptr();
-        self.own = Some(bytes);
     }
 }
 

@@ -1,11 +1,16 @@
 //! What comes from the peer, and what it is let write to.
 #![allow(unsafe_code)] // memory that peers write
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Fault, Queue};
+use nd_topology::rdma::MOST_RAILS;
+
+use super::{At, Fault, Lane, Queue};
 use crate::link::Signal;
-use crate::verbs::keys::{FIRST, Given, Keys};
+use crate::verbs::keys::{FIRST, Given, Keys, Registered, keys_of};
+use crate::verbs::memory::Device;
+use crate::verbs::sys::Memory;
 use crate::verbs::wire::{self, Message, What};
 use crate::{Error, sys};
 
@@ -13,9 +18,68 @@ use crate::{Error, sys};
 const ANSWERS: usize = 4096;
 
 impl Queue {
-    /// Takes a message of the peer.
-    pub fn receive(&mut self, message: &[u8]) -> Result<(), Fault> {
-        let Message { taken, what } = wire::parse(message).map_err(|e| Fault::Protocol(e.to_string()))?;
+    /// Keeps a message that came while the way was being tried, which the peer has found open.
+    pub fn receive_later(&mut self, at: At, message: &[u8]) {
+        self.before.push((at, message.into()));
+    }
+
+    /// Takes what was kept.
+    pub fn receive_kept(&mut self) -> Result<(), Fault> {
+        let kept = std::mem::take(&mut self.before);
+        kept.iter().try_for_each(|(at, message)| self.receive(*at, message))
+    }
+
+    /// Takes a message of the peer, or keeps it until its turn comes.
+    pub fn receive(&mut self, at: At, message: &[u8]) -> Result<(), Fault> {
+        let Some(lane) = self.lanes.iter().position(|lane| lane.at == at) else { return Ok(()) };
+        let Message { taken, number, what } =
+            wire::parse(message).map_err(|e| Fault::Protocol(e.to_string()))?;
+        if lane == 0 {
+            self.credit(taken)?;
+        }
+        match what {
+            // It is not counted.
+            What::Count => return Ok(()),
+            What::Written if lane > 0 => {}
+            What::Written => {
+                return Err(Fault::Protocol("it tells of writes on a rail that needs no word".into()));
+            }
+            _ if lane == 0 => {}
+            _ => return Err(Fault::Protocol("a message on a rail that is for long puts".into())),
+        }
+        if number == self.due() {
+            self.take(what)?;
+            return if self.lanes.len() > 1 { self.take_early() } else { Ok(()) };
+        }
+        let due = self.due();
+        let ahead = |number: u16| number.wrapping_sub(due);
+        let in_order = self.lanes[lane].early.back().is_none_or(|(last, _)| ahead(*last) < ahead(number));
+        if self.lanes.len() == 1 || ahead(number) > u16::MAX / 2 || !in_order {
+            return Err(Fault::Protocol(format!("message number {number}, where number {due} is due")));
+        }
+        self.lanes[lane].early.push_back((number, message.into()));
+        Ok(())
+    }
+
+    /// The number of the message whose turn it is.
+    fn due(&self) -> u16 {
+        self.taken.wrapping_add(1) as u16
+    }
+
+    /// Takes what came before its turn, as far as it has come.
+    fn take_early(&mut self) -> Result<(), Fault> {
+        loop {
+            let due = self.due();
+            let mut lanes = self.lanes.iter_mut();
+            let next = lanes.find_map(|lane| lane.early.pop_front_if(|(number, _)| *number == due));
+            let Some((_, message)) = next else { return Ok(()) };
+            let parsed = wire::parse(&message).map_err(|e| Fault::Protocol(e.to_string()))?;
+            self.take(parsed.what)?;
+        }
+    }
+
+    /// The peer has taken so many messages.
+    fn credit(&mut self, taken: u32) -> Result<(), Fault> {
         let [behind, before] = [taken, self.credited].map(|n| self.sent.wrapping_sub(n));
         if behind > before {
             let what = format!("it says that it has taken {taken} messages of {}", self.sent);
@@ -26,16 +90,19 @@ impl Queue {
         while self.unplaced.front().is_some_and(|&(number, ..)| placed(number)) {
             self.unplaced.pop_front();
         }
-        if !matches!(what, What::Count) {
-            self.taken = self.taken.wrapping_add(1);
-        }
+        Ok(())
+    }
+
+    /// Does what a message says.
+    fn take(&mut self, what: What<'_>) -> Result<(), Fault> {
+        self.taken = self.taken.wrapping_add(1);
         match what {
             What::Put { at, payload, signal } => self.arrive(at, payload, signal)?,
             What::WhichKey { at } => self.give_window(at)?,
             What::Key(key) => self.keys.learn(key).map_err(Fault::Protocol)?,
             What::Forget { number } => self.keys.forget(number),
             What::Tell => self.asked = true,
-            What::Count => {}
+            What::Written | What::Count => {}
         }
         Ok(())
     }
@@ -88,20 +155,27 @@ impl Queue {
         Ok(())
     }
 
+    /// Registers memory with the device of every rail, with each device once.
+    fn registered(&self, with: impl Fn(&Device) -> Result<Arc<Memory>, Error>) -> Result<Registered, Error> {
+        let mut memories = Registered::default();
+        for (i, lane) in self.lanes.iter().enumerate() {
+            let same = self.lanes[..i].iter().position(|other| Arc::ptr_eq(other.device(), lane.device()));
+            memories[i] = match same {
+                Some(other) => memories[other].clone(),
+                None => Some(with(lane.device())?),
+            };
+        }
+        Ok(memories)
+    }
+
     /// Lets the peer write to a window of this rank; the number of the key.
     fn give(&mut self, start: u64, size: u64, exposed: bool) -> Result<u32, Error> {
-        let memory = self.device().window(&self.region, start, size)?;
+        let keys = keys_of(&self.registered(|device| device.window(&self.region, start, size))?);
         let base = self.region.at(start, size).as_ptr();
-        let given = Given::window(base, size, memory.remote_key(), start);
-        let (number, new) = self.keys.give(given);
+        let (number, new) = self.keys.give(Given::window(base, size, keys, start));
         if new || exposed {
-            let key = wire::Key {
-                number,
-                window: exposed.then_some(start),
-                address: base as u64,
-                len: size,
-                key: memory.remote_key(),
-            };
+            let window = exposed.then_some(start);
+            let key = wire::Key { number, window, address: base as u64, len: size, keys };
             self.urgent.push_back(wire::key(&key).into());
         }
         Ok(number)
@@ -118,15 +192,18 @@ impl Queue {
             let number = self.give(start, size, false)?;
             return Ok(Keys::offset(number, at - start));
         }
-        let exported = self.device().exported(to as u64, len)?;
+        let exported = self.lanes[0].device().exports().find(to as u64, len)?;
         let given = match &exported {
-            Some(memory) => Given::exported(to, len, memory.clone()),
-            // SAFETY: the caller's promise: it stays there until it is withdrawn.
-            None => Given::plain(to, len, unsafe { self.device().register(to, len as usize)? }),
+            Some(exported) => Given::exported(to, len, self.registered(|device| exported.with(device))?),
+            None => {
+                // SAFETY: the caller's promise: it stays there until it is withdrawn.
+                let register = |device: &Device| unsafe { device.register(to, len as usize) }.map(Arc::new);
+                Given::plain(to, len, self.registered(register)?)
+            }
         };
-        let key = given.key();
+        let keys = given.keys();
         let (number, _) = self.keys.give(given);
-        let key = wire::Key { number, window: None, address: to as u64, len, key };
+        let key = wire::Key { number, window: None, address: to as u64, len, keys };
         self.urgent.push_back(wire::key(&key).into());
         Ok(if exported.is_some() { Keys::device_offset(number) } else { Keys::offset(number, 0) })
     }
@@ -140,11 +217,13 @@ impl Queue {
 
     /// Tells the peer of windows that are no more.
     pub fn forget_windows(&mut self) {
-        let forgotten = self.device().forgotten();
+        let forgotten = self.lanes.iter().map(|lane| lane.device().forgotten()).sum();
         if forgotten != self.forgotten {
             self.forgotten = forgotten;
-            let device = self.adapter.device.clone();
-            for number in self.keys.take_back(|at, key| !device.has(at, key)) {
+            let devices = self.lanes.iter().map(Lane::device);
+            let has =
+                |at: u64, keys: &[u32; MOST_RAILS]| devices.clone().zip(keys).all(|(d, key)| d.has(at, *key));
+            for number in self.keys.take_back(|at, keys| !has(at, keys)) {
                 self.urgent.push_back(wire::forget(number).into());
             }
         }
