@@ -21,6 +21,10 @@ const DISTANCE: u32 = 48;
 /// Numbers are below this.
 const NUMBERS: u32 = 1 << 14;
 
+/// A number that is free is not given again before so many others were: a peer that gave up may still send to what it
+/// stood for.
+const APART: usize = 256;
+
 /// The registration of some memory on each rail; none where there are fewer.
 pub type Registered = [Option<Arc<Memory>>; MOST_RAILS];
 
@@ -86,6 +90,8 @@ pub struct Never;
 #[derive(Debug, Default)]
 pub struct Keys {
     given: Vec<Option<Given>>,
+    /// Where to look for a free number.
+    next: usize,
     got: Vec<Option<Key>>,
     /// The offset for which the peer was asked for a key and has not answered yet.
     asked: Option<u64>,
@@ -180,13 +186,26 @@ impl Keys {
                 }
                 number
             }
-            None => self.given.iter().position(Option::is_none).unwrap_or_else(|| {
-                self.given.push(None);
-                self.given.len() - 1
-            }),
+            None => self.free(),
         };
         self.given[number] = Some(new);
         (number as u32, true)
+    }
+
+    /// A number that stands for nothing, and has not for as long as can be.
+    fn free(&mut self) -> usize {
+        let is_free = |number: &usize| self.given[*number].is_none();
+        let all = self.given.len();
+        let found = match all < APART {
+            true => None,
+            false => (self.next..all).chain(0..self.next).find(is_free),
+        };
+        let number = found.unwrap_or_else(|| {
+            self.given.push(None);
+            all
+        });
+        self.next = (number + 1) % self.given.len();
+        number
     }
 
     /// The memory of `len` bytes at an offset from [`FIRST`] on; none if it was withdrawn. Another device's is never given for
@@ -236,6 +255,26 @@ mod tests {
 
     fn keys(first: u32) -> [u32; MOST_RAILS] {
         std::array::from_fn(|rail| first + 1000 * rail as u32)
+    }
+
+    /// What a peer still sends to withdrawn memory is thrown away, not taken for what came after it.
+    #[test]
+    fn numbers_do_not_come_again_soon() {
+        let mut keys = Keys::default();
+        let stays = keys.give(Given::plain(0x1000 as *mut u8, 64, Registered::default())).0;
+        let mut last = std::collections::HashMap::new();
+        for turn in 0..3 * APART {
+            let (number, _) = keys.give(Given::plain(0x2000 as *mut u8, 64, Registered::default()));
+            assert_ne!(number, stays);
+            if let Some(before) = last.insert(number, turn) {
+                assert!(turn - before >= APART - 1, "{number} after {}", turn - before);
+            }
+            let at = Keys::offset(number, 0);
+            assert!(keys.given(at, 64).is_ok_and(|memory| memory.is_some()));
+            assert_eq!(keys.withdraw(at), Some(number));
+            assert_eq!(keys.given(at, 64), Ok(None));
+        }
+        assert_eq!(last.len(), APART - 1);
     }
 
     #[test]
