@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // reads receive buffers
 
 mod joining;
+mod rail;
 mod status;
 
 use std::collections::HashMap;
@@ -14,6 +15,8 @@ use super::adapter::{Adapter, RECEIVED};
 use super::queue::{At, Fault, Queue};
 use super::sys::{Care, Event};
 use crate::{Error, Region, Result};
+pub use rail::Rail;
+use rail::summary;
 use status::cause;
 
 /// Completions taken off at once.
@@ -24,37 +27,6 @@ const POLLS: usize = 16;
 /// So many looks at the completions for one at what the devices tell of themselves: nothing else shows it to a rank that is
 /// never idle.
 const LOOKS: u32 = 4096;
-
-/// A port by which a rank reaches a peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rail {
-    /// The place of the device's adapter.
-    pub adapter: usize,
-    /// The port's number.
-    pub port: u8,
-    /// The index of its address.
-    pub gid_index: u8,
-    /// Mb/s in one direction, where known.
-    pub rate_mbps: Option<u64>,
-    /// Both ports, for people.
-    pub name: String,
-    /// This rank's port and the peer's, in short.
-    pub ports: [String; 2],
-}
-
-/// What goes by several rails, for people: how many, and by which of this rank's ports to which of the peer's.
-fn summary(rails: &[&Rail]) -> String {
-    match rails {
-        [rail] => rail.name.clone(),
-        _ => {
-            let [ours, theirs] = [0, 1].map(|side: usize| {
-                let ports: Vec<&str> = rails.iter().map(|rail| rail.ports[side].as_str()).collect();
-                ports.join(", ")
-            });
-            format!("{} rails: {ours} to {theirs}", rails.len())
-        }
-    }
-}
 
 /// How far two ranks have come.
 #[derive(Debug)]
@@ -577,20 +549,6 @@ pub fn address(gid: &[u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn several_rails_are_told_by_number_and_ports() {
-        let rail = |number: usize| Rail {
-            adapter: number,
-            port: 1,
-            gid_index: 3,
-            rate_mbps: None,
-            name: format!("mlx5_{number}:1 (RoCE v2, IPv4, address 3) to mlx5_{}:1", number + 4),
-            ports: [format!("mlx5_{number}:1"), format!("mlx5_{}:1", number + 4)],
-        };
-        assert_eq!(summary(&[&rail(0)]), "mlx5_0:1 (RoCE v2, IPv4, address 3) to mlx5_4:1");
-        assert_eq!(summary(&[&rail(0), &rail(1)]), "2 rails: mlx5_0:1, mlx5_1:1 to mlx5_4:1, mlx5_5:1");
-    }
 
     #[test]
     fn codes_and_addresses_are_shown_as_people_know_them() {
