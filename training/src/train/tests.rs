@@ -161,7 +161,7 @@ fn a_text_without_a_single_step_is_refused_with_the_numbers() {
     }
     let odd = small(&[("hidden", "60")]);
     let error = run_with(1, &odd, |_| ()).remove(0).unwrap_err().to_string();
-    assert!(error.starts_with("head_dim=15"), "{error}");
+    assert!(error.starts_with("hidden=60 is no multiple of 2 × heads = 8"), "{error}");
 }
 
 #[test]
