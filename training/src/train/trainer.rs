@@ -73,6 +73,10 @@ impl Trainer {
         plan.check_length(config, text.tokens.len())?;
         let eval = texts.eval.map(|tokens| plan.text(config, tokens, Order::Sequential));
         let weights = all_well(comm, weights(config))?;
+        let warning = all_well(comm, weights.warning())?.filter(|_| comm.rank() == 0);
+        if let Some(warning) = warning {
+            tracing::warn!("{warning}");
+        }
         let files = weights.files().map(|files| plan.files(config, &files));
         same_files(comm, &all_well(comm, files)?)?;
         let Plan { mesh, model, .. } = plan;
