@@ -31,9 +31,7 @@ pub struct Placed {
 /// [`Error::Mesh`] when the mesh does not divide the model, and of communication.
 pub fn place(comm: &Communicator, mesh: &Mesh, model: &placement::Model) -> Result<Placed> {
     let world = comm.world_size();
-    let parsed = placement::Mesh::parse(&mesh.to_string(), world);
-    let parsed = parsed.map_err(|e| Error::Mesh(e.to_string()))?;
-    model.check(&parsed).map_err(|e| Error::Mesh(e.to_string()))?;
+    let parsed = placeable(mesh, model)?;
     let mut places = vec![0u64; world];
     let (mut found, mut flatter) = (None, None);
     if comm.rank() == 0 {
@@ -56,6 +54,14 @@ pub fn place(comm: &Communicator, mesh: &Mesh, model: &placement::Model) -> Resu
     let measured = !costs.link.is_empty() && *costs != *Calibration::typical();
     let order = places.into_iter().map(|place| place as usize).collect();
     Ok(Placed { order, placement: found, flat: flatter, measured })
+}
+
+/// The mesh as placement sees it, if it divides the model.
+pub(super) fn placeable(mesh: &Mesh, model: &placement::Model) -> Result<placement::Mesh> {
+    let wrong = |e: nd_topology::Error| Error::Mesh(e.to_string());
+    let parsed = placement::Mesh::parse(&mesh.to_string(), mesh.world()).map_err(wrong)?;
+    model.check(&parsed).map_err(wrong)?;
+    Ok(parsed)
 }
 
 /// The machines as a cluster with a slot for each rank: ranks of a host are joined in pairs, hosts by one port each, both as fast

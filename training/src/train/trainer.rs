@@ -8,6 +8,7 @@ use nd_comm::prelude::Communicator;
 use nd_topology::placement::{self, Placement};
 
 use super::agree::{Thing, all_well, same, same_files};
+use super::place::placeable;
 use super::spared::{Spared, crossing};
 use super::texts::Texts;
 use super::{Config, KEYS, Loop, Placed, Predicted, Row, Sent, place, predict, room};
@@ -79,9 +80,8 @@ impl Trainer {
         }
         let files = weights.files().map(|files| plan.files(config, &files));
         same_files(comm, &all_well(comm, files)?)?;
+        let sequence = plan.sequence(config);
         let Plan { mesh, model, .. } = plan;
-        // Tokens, and padding.
-        let sequence = config.seq_len + padding(config.seq_len, &mesh);
         let shape = shape(&model, config, &mesh, sequence)?;
         let placed = place(comm, &mesh, &shape)?;
         let groups = Groups::new(comm, mesh, &placed.order)?;
@@ -309,7 +309,14 @@ impl Plan {
         }
         room::check(&plan.model, config, &mesh, local_ranks)?;
         Llama::check(&plan.model, &options(config), &mesh)?;
+        let sequence = plan.sequence(config);
+        placeable(&mesh, &shape(&plan.model, config, &mesh, sequence)?)?;
         Ok(plan)
+    }
+
+    /// Tokens of a sequence, and padding.
+    fn sequence(&self, config: &Config) -> usize {
+        config.seq_len + padding(config.seq_len, &self.mesh)
     }
 
     /// Refuses a text that has not as many sequences as a step takes.
