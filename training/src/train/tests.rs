@@ -153,7 +153,7 @@ fn ranks_that_run_out_of_data_go_on_without() {
 #[test]
 fn a_text_without_a_single_step_is_refused_with_the_numbers() {
     for (key, value, words) in [
-        ("seq-len", "100000000", "1 sequences of seq-len + 1 = 100000001"),
+        ("seq-len", "100000000", "1 sequence of seq-len + 1 = 100000001"),
         ("batch", "1000000000000", "a step takes 1000000000000"),
     ] {
         let error = run_with(1, &small(&[(key, value)]), |_| ()).remove(0).unwrap_err().to_string();

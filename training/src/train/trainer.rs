@@ -58,8 +58,7 @@ impl Trainer {
     /// # Errors
     /// [`Error::Config`], [`Error::File`] or [`Error::Mesh`] with what does not fit and what to do.
     pub fn check(config: &Config, ranks: usize, local_ranks: usize) -> Result<()> {
-        Plan::new(config, ranks, local_ranks)?;
-        Texts::are_there(config)
+        Plan::new(config, ranks, local_ranks).map(drop)
     }
 
     /// Reads what is to be read, places the ranks, and makes or loads this rank's shards. All ranks call this.
@@ -288,6 +287,7 @@ struct Plan {
 impl Plan {
     fn new(config: &Config, ranks: usize, local_ranks: usize) -> Result<Plan> {
         config.check()?;
+        Texts::are_there(config)?;
         let mesh = Mesh::parse(&config.mesh, ranks)?;
         let batching = config.batching(&mesh)?;
         let model = match &config.init {
@@ -328,9 +328,12 @@ impl Plan {
             return Ok(());
         }
         Err(Error::Config(format!(
-            "the text has {tokens} tokens, {sequences} sequences of seq-len + 1 = {}, and a step takes {batch} (micro-batch × \
-             accumulation × {ranks} data-parallel ranks); lower --seq-len or --batch, or give a longer text",
+            "the text has {tokens} token{}, {sequences} sequence{} of seq-len + 1 = {}, and a step takes {batch} (micro-batch × \
+             accumulation × {ranks} data-parallel rank{}); lower --seq-len or --batch, or give a longer text",
+            plural(tokens),
+            plural(sequences as usize),
             config.seq_len.saturating_add(1),
+            plural(ranks)
         )))
     }
 
@@ -372,6 +375,11 @@ impl Plan {
         });
         std::iter::once(config).chain(weights).collect()
     }
+}
+
+/// What the word for so many things ends with.
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }
 
 /// Where the weights come from.
