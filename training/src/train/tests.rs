@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use nd_comm::choose::Chooser;
 use nd_comm::prelude::Communicator;
-use nd_tests::worlds::each;
+use nd_tests::worlds::{Kind, each, world};
 use safetensors::tensor::Dtype;
 
 use super::{Config, Trainer};
@@ -361,6 +362,39 @@ fn heads_that_tp_does_not_divide_are_copied() {
     let one = of(1, &[]);
     close(&one, &of(2, &[("mesh", "tp=2"), ("kv-replicas", "2")]), 1e-5, "tp=2");
     close(&one, &of(4, &[("mesh", "tp=4"), ("kv-replicas", "4")]), 1e-5, "tp=4");
+}
+
+/// Two ranks on each of two hosts; all ways to share the state of four ranks send the same over the same links.
+#[test]
+fn the_same_group_and_bytes_are_predicted_alike_on_every_mesh() {
+    let begun = |mesh: &str, zero: &str| {
+        let config = small(&[("mesh", mesh), ("zero", zero)]);
+        let ranks = world(&Kind::Hosts(vec![0, 0, 1, 1]), 4, &Chooser::default());
+        let mut all = each(&ranks, |comm| {
+            let trainer = Trainer::new(comm, &config).unwrap();
+            (trainer.predicted().to_vec(), trainer.spared().cloned())
+        });
+        let (predicted, spared) = all.swap_remove(0);
+        let state = predicted.into_iter().find(|p| p.size == 4).unwrap_or_else(|| panic!("{mesh}"));
+        (state, spared)
+    };
+    let (flat, none) = begun("dp_shard=4", "3");
+    assert!(none.is_none() && flat.between_hosts && flat.group == "fsdp");
+    assert_eq!(begun("dp_shard=2,cp=2", "3").0, flat);
+    let hybrid = small(&[("mesh", "dp_replicate=2,dp_shard=2")]);
+    let ranks = world(&Kind::Hosts(vec![0, 0, 1, 1]), 4, &Chooser::default());
+    let spared = each(&ranks, |comm| Trainer::new(comm, &hybrid).unwrap().spared().cloned());
+    let spared = spared.into_iter().next().flatten().unwrap();
+    assert_eq!(spared.flat.us, flat.us);
+    let (replicated, _) = begun("dp_replicate=4", "0");
+    for mesh in ["dp_shard=4", "dp_replicate=2,dp_shard=2", "dp_shard=2,cp=2", "dp_replicate=2,cp=2"] {
+        let (sum, _) = begun(mesh, "0");
+        assert_eq!(
+            (sum.bytes, sum.us, sum.gbps),
+            (replicated.bytes, replicated.us, replicated.gbps),
+            "{mesh}"
+        );
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use nd_comm::prelude::Communicator;
 use nd_topology::placement::{self, Placement};
 
 use super::agree::{Thing, all_well, same, same_files};
-use super::place::placeable;
+use super::place::{placeable, ring};
 use super::spared::{Spared, crossing};
 use super::texts::Texts;
 use super::{Config, KEYS, Loop, Placed, Predicted, Row, Sent, place, predict, room};
@@ -95,8 +95,11 @@ impl Trainer {
         let kept = units.iter().filter(|unit| unit.1).map(|unit| unit.0).sum();
         let trained = training.sharded().units().flat_map(|unit| &unit.parameters).filter(|p| !p.frozen);
         let trained = trained.map(Parameter::len).sum::<usize>() as f64;
+        let numbers = (parameters, kept, trained);
         let predict = |placement: &Placement, mesh: &Mesh| {
-            predict(placement, mesh, &config.policy(), &shape, (parameters, kept, trained), &options(config))
+            let Some(cluster) = &placed.cluster else { return Vec::new() };
+            let rings = |size, stride| ring(cluster, &placement.order, size, stride);
+            predict(&rings, mesh, &config.policy(), &shape, numbers, &options(config))
         };
         let predicted = placed.placement.as_ref().map(|p| predict(p, &mesh)).unwrap_or_default();
         let spared = placed.placement.as_ref().zip(placed.flat.as_ref()).filter(|_| config.zero > 0);
