@@ -199,7 +199,8 @@ fn a_model_that_cannot_be_is_refused_at_once() {
         model(folder.path(), more);
         let output = with_model(folder.path()).output().unwrap();
         let said = text(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.lines().count() == 1, "{more}: {said}");
+        let errors = said.lines().filter(|line| line.starts_with("error: ")).count();
+        assert!(output.status.code() == Some(2) && errors == 1, "{more}: {said}");
         said
     };
     assert!(said(r#", "head_dim": 7"#).contains("head_dim=7 is odd"));
@@ -451,11 +452,8 @@ fn too_many_threads_are_told_once() {
     let folder = tempfile::tempdir().unwrap();
     let output = nd_train(folder.path(), &["mesh=dp_shard=2", "steps=1", "threads=5000"]).output().unwrap();
     let said = text(&output.stderr);
-    assert!(output.status.success() && said.lines().count() == 1, "{said}");
-    assert!(
-        said.contains("--threads=5000: a rank may use ") && said.contains(", 4 a core, at most"),
-        "{said}"
-    );
+    assert!(output.status.success() && said.contains(", 4 a core, at most"), "{said}");
+    assert_eq!(said.matches("--threads=5000: a rank may use ").count(), 1, "{said}");
 }
 
 #[test]
