@@ -125,7 +125,7 @@ pub fn ring(cluster: &Cluster, order: &[Slot], size: usize, stride: usize) -> Ri
         let hosts: BTreeSet<usize> = (0..size).map(|i| order[first + i * stride].host).collect();
         hosts.len()
     };
-    let firsts = (0..order.len()).filter(|rank| rank / stride % size == 0);
+    let firsts = (0..order.len()).filter(|rank| (rank / stride).is_multiple_of(size));
     Ring {
         gbps: slowest.gbps,
         inside_gbps: if inside.is_finite() { inside } else { slowest.gbps },

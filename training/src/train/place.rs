@@ -31,7 +31,7 @@ pub struct Placed {
 /// `order[r]`. Collectives go through the ranks of one host after those of another, whatever their order in the mesh.
 pub(super) fn ring(cluster: &Cluster, order: &[Slot], size: usize, stride: usize) -> Ring {
     let mut sorted = order.to_vec();
-    for first in (0..order.len()).filter(|place| place / stride % size == 0) {
+    for first in (0..order.len()).filter(|place| (place / stride).is_multiple_of(size)) {
         let places = (0..size).map(|i| first + i * stride);
         let mut group: Vec<Slot> = places.clone().map(|place| order[place]).collect();
         group.sort_unstable_by_key(|slot| (slot.host, slot.local));
