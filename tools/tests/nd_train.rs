@@ -144,6 +144,11 @@ fn what_cannot_be_is_one_sentence_with_the_numbers() {
     refused(&["mesh=tp=3", "ranks=2"], 2, &["3", "2"]);
     refused(&["mesh=tp=4"], 2, &["tp=4", "num_key_value_heads=2", "kv_replicas"]);
     refused(&["mesh=tp=3"], 2, &["tp=3", "heads"]);
+    refused(&["hidden=10"], 2, &["hidden=10", "2 × heads = 8", "use hidden=8 or hidden=16"]);
+    refused(&["heads=1000000000", "kv-heads=1000000000"], 2, &["use heads=16 with kv-heads=16"]);
+    refused(&["--mesh", ""], 2, &["--mesh=: names no axis"]);
+    refused(&["--data", "/dev/zero"], 2, &["/dev/zero", "no regular file", "--data"]);
+    refused(&["--init", "/dev"], 2, &["/dev/config.json"]);
     refused(&["batch=9", "mesh=dp_shard=2"], 2, &["batch=9", "2"]);
     refused(&["warmup=7"], 2, &["warmup=7", "steps=6"]);
     refused(&["--data", "missing.txt"], 2, &["missing.txt", "cannot be read"]);
@@ -158,6 +163,101 @@ fn what_cannot_be_is_one_sentence_with_the_numbers() {
     refused(&["hidden=18446744073709551614", "ranks=1"], 2, &["hidden"]);
     refused(&["--eval-data", "missing.txt"], 2, &["missing.txt", "--eval-data"]);
     refused(&["--metrics", "nowhere/m.jsonl"], 2, &["nowhere/m.jsonl", "--metrics"]);
+}
+
+/// A pipe has no length, can be read once, and is not opened: nobody may ever write to it.
+#[test]
+fn a_pipe_is_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    let file = path.to_str().unwrap();
+    for settings in [&["--data", file][..], &["--eval-data", file], &["--tokenizer", file]] {
+        refused(settings, 2, &["pipe: cannot be read: it is a pipe, no regular file", settings[0]]);
+    }
+}
+
+/// A Llama of a few thousand numbers, whose config.json has `more` keys.
+fn model(folder: &Path, more: &str) {
+    let json = r#""model_type": "llama", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": true"#;
+    std::fs::write(folder.join("config.json"), format!("{{{json}{more}}}")).unwrap();
+}
+
+/// nd-train with the model of a folder, on a text that it makes.
+fn with_model(folder: &Path) -> Command {
+    let mut command = Command::new(TRAIN);
+    command.current_dir(folder).stdin(Stdio::null()).args(["--init", "."]);
+    command.args(["--steps", "1", "--seq-len", "32", "--mesh", "dp_shard=2"]);
+    command
+}
+
+#[test]
+fn a_model_that_cannot_be_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |more: &str| {
+        model(folder.path(), more);
+        let output = with_model(folder.path()).output().unwrap();
+        let said = text(&output.stderr);
+        let errors = said.lines().filter(|line| line.starts_with("error: ")).count();
+        assert!(output.status.code() == Some(2) && errors == 1, "{more}: {said}");
+        said
+    };
+    assert!(said(r#", "head_dim": 7"#).contains("head_dim=7 is odd"));
+    assert!(said(r#", "head_dim": 1000000000000000"#).contains("head_dim=1000000000000000; it is from 2 to"));
+    assert!(said(r#", "max_position_embeddings": 0"#).contains("max_position_embeddings=0; it is from 1 to"));
+    assert!(said(r#", "hidden_size": 16"#).contains("hidden_size is there twice"));
+    std::fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
+    assert!(said("").contains("pytorch_model.bin is no safetensors file"));
+}
+
+#[test]
+fn a_head_that_is_not_used_is_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let untied = nd_training::llama::Config {
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_hidden_layers: 1,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 8,
+        tie_word_embeddings: false,
+        ..Default::default()
+    };
+    // The last tensor is the head, all ones; the others are zeros.
+    let (mut header, mut bytes) = (serde_json::Map::new(), Vec::new());
+    for (name, shape, _) in untied.tensors() {
+        let start = bytes.len();
+        let value = if name == "lm_head.weight" { 1f32 } else { 0.0 };
+        bytes.extend(value.to_le_bytes().repeat(shape.iter().product()));
+        let place = [start, bytes.len()];
+        header.insert(name, serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": place }));
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat();
+    std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+    model(folder.path(), "");
+    let output = with_model(folder.path()).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said.matches("lm_head.weight is not used").count(), 1, "{said}");
+}
+
+/// What the program does when it is told nothing are no orders that contradict what it is told.
+#[test]
+fn ranks_alone_are_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = ["--steps", "1", "--seq-len", "32", "--hidden", "32", "--layers", "1"];
+    let run = |command: &mut Command, mesh: &str| {
+        let output = command.args(train).current_dir(folder.path()).stdin(Stdio::null()).output().unwrap();
+        let said = text(&output.stdout);
+        assert!(output.status.success() && said.contains(mesh), "{said}{}", text(&output.stderr));
+    };
+    run(Command::new(TRAIN).args(["--ranks", "1"]), "1 rank, dp_shard=1,");
+    run(Command::new(TRAIN).args(["--ranks", "3"]), "3 ranks, dp_shard=3,");
+    let mut launched = Command::new(env!("CARGO_BIN_EXE_nd-run"));
+    run(launched.args(["-n", "3", "--no-prefix", "--", TRAIN]), "3 ranks, dp_shard=3,");
 }
 
 /// A thousand ranks would take minutes to start, and say so first.
@@ -359,6 +459,18 @@ fn ranks_of_a_host_share_its_cores() {
     assert_eq!(threads(None, &["mesh=dp_shard=4", "steps=1"]), (cores / 4).max(1));
     assert_eq!(threads(Some("3"), &["mesh=dp_shard=4", "steps=1"]), 3);
     assert_eq!(threads(Some("3"), &["mesh=dp_shard=4", "steps=1", "threads=2"]), 2);
+    // A thousand for each rank would wait for each other for minutes.
+    assert_eq!(threads(None, &["mesh=dp_shard=4", "steps=1", "threads=1000000"]), 4 * cores);
+    assert_eq!(threads(Some("1000000"), &["mesh=dp_shard=4", "steps=1"]), 4 * cores);
+}
+
+#[test]
+fn too_many_threads_are_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = nd_train(folder.path(), &["mesh=dp_shard=2", "steps=1", "threads=5000"]).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains(", 4 a core, at most"), "{said}");
+    assert_eq!(said.matches("--threads=5000: a rank may use ").count(), 1, "{said}");
 }
 
 #[test]
@@ -422,6 +534,33 @@ fn on_two_hosts(hosts: &Hosts, folder: &Path, settings: &[&str]) -> String {
 /// The line of an axis or of a group.
 fn line<'a>(said: &'a str, begins: &str) -> &'a str {
     said.lines().find(|line| line.starts_with(begins)).unwrap_or_else(|| panic!("{begins}: {said}"))
+}
+
+/// Two starts on one machine, as on two hosts: each has an output of its own.
+#[test]
+fn what_all_ranks_know_is_told_once_on_each_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |host: usize| {
+        let train = nd_train(folder.path(), &["mesh=dp_shard=4", &format!("seed={host}")]);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nd-run"));
+        command
+            .args(["-n", "2", "--nnodes", "2", "--node-rank", &host.to_string(), "--no-prefix"])
+            .args(["--rdzv", &format!("127.0.0.1:{port}"), "--", TRAIN])
+            .args(train.get_args())
+            .current_dir(folder.path())
+            .env("ND_SECRET", "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    for (host, child) in [0, 1].map(start).into_iter().enumerate() {
+        let output = child.wait_with_output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert_eq!(said.matches("have seed 1, and ranks 0 and 1").count(), 1, "host {host}: {said}");
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@
 //! | [`optim`] | AdamW on shards, gradient norm and clipping, loss scale, learning rate |
 //! | [`data`] | tokens, and which rank sees which at which step — the order is *pure* |
 //! | [`train`] | the loop: from a configuration to a trained model and its metrics |
+//! | `files`, `json` | what must hold of what is read |
 //! | `digest` | whether two ranks have read the same — *pure* |
 //! | `kernel` | loops over slices that the operations share, on the CPU |
 //!
@@ -32,7 +33,9 @@ pub mod context_parallel;
 pub mod data;
 mod digest;
 mod error;
+mod files;
 pub mod group;
+mod json;
 mod kernel;
 pub mod llama;
 pub mod mesh;

@@ -31,21 +31,20 @@ Exit code: 0 after the last step, 1 if a rank failed or a loss was no number, 2 
 
 /// What nd-train does when it is told nothing.
 const ALONE: &str = "\
-ranks = 2
-mesh = \"dp_shard=2\"
 steps = 300
-micro-batch = 4
 lr = 3e-3
 schedule = \"cosine\"
 order = \"shuffled\"
 eval-data = \"made\"
-eval-every = 50
 metrics = \"nd-train.jsonl\"
 plot = \"nd-train.png\"
 ";
 
-/// And the part of its steps that warm up.
+/// And the part of its steps that warm up, and how often it looks at the other text; both give way to what is said.
 const WARMUP: u64 = 15;
+const EVAL_EVERY: u64 = 50;
+/// Not said yet.
+const OPEN: u64 = u64::MAX;
 
 /// The flag for a configuration file, the one that prints, and the name of what stands alone.
 const FILE: &str = "config";
@@ -120,9 +119,9 @@ fn taken(matches: &ArgMatches) -> Result<Config, Error> {
     }
     let named = |name: &str| flags.iter().any(|(flag, _)| *flag == name);
     let alone = file.is_none() && !named("data") && !named("init");
-    let said_warmup = named("warmup") || pairs.iter().any(|pair| pair.starts_with("warmup="));
     if alone {
         config.read_toml(ALONE)?;
+        (config.warmup, config.eval_every) = (OPEN, OPEN);
     }
     if let Some(file) = file {
         config.read_file(Path::new(file))?;
@@ -138,8 +137,11 @@ fn taken(matches: &ArgMatches) -> Result<Config, Error> {
     for (name, value) in flags {
         config.set(name, value).map_err(|e| Error::Usage(format!("--{e}")))?;
     }
-    if alone && !said_warmup {
+    if config.warmup == OPEN && alone {
         config.warmup = config.steps / WARMUP;
+    }
+    if config.eval_every == OPEN && alone {
+        config.eval_every = config.eval_data.as_ref().map_or(0, |_| EVAL_EVERY);
     }
     if let Some(path) = &config.plot {
         plot::format(path)?;
@@ -162,12 +164,36 @@ mod tests {
     fn the_command_is_well_formed_and_told_nothing_does_something() {
         command().debug_assert();
         let alone = config("").unwrap();
-        assert_eq!((alone.ranks, alone.steps), (Some(2), 300));
-        assert_eq!(alone.warmup, 20);
+        assert_eq!((alone.ranks, alone.mesh.as_str(), alone.steps), (None, "dp_shard=-1", 300));
+        assert_eq!((alone.warmup, alone.eval_every), (20, 50));
         assert_eq!(config("--steps 1").unwrap().warmup, 0);
         assert_eq!(config("--steps 30 warmup=5").unwrap().warmup, 5);
+        assert_eq!(config("--steps 30 warmup_steps=5").unwrap().warmup, 5);
+        let without = config("eval-data=").unwrap();
+        assert_eq!((without.eval_data, without.eval_every), (None, 0));
         assert_eq!(config("--data x").unwrap().steps, Config::default().steps);
         assert!(config("--data x").unwrap().metrics.is_none());
+    }
+
+    /// What nobody has said gives way to what is said, in whatever combination.
+    #[test]
+    fn defaults_are_no_orders() {
+        for (arguments, ranks) in [
+            ("", 2),
+            ("--ranks 4", 4),
+            ("--ranks 1", 1),
+            ("--ranks 3", 3),
+            ("--mesh tp=2", 2),
+            ("--mesh dp_shard=2,tp=2", 4),
+            ("--mesh dp_shard=-1,tp=2 --ranks 4", 4),
+            ("--batch 6", 2),
+            ("--batch 12 --ranks 3 --accumulation 2", 3),
+            ("eval_data=", 2),
+        ] {
+            let config = config(arguments).unwrap();
+            assert_eq!(super::super::start::ranks(&config).unwrap(), ranks, "{arguments}");
+            nd_training::train::Trainer::check(&config, ranks, ranks).unwrap();
+        }
     }
 
     #[test]

@@ -37,12 +37,14 @@ impl Report {
         let (ranks, parameters) = (mesh.world(), trainer.model().parameters());
         let title = format!("Llama of {} parameters", count(parameters));
         let subtitle = format!(
-            "{ranks} rank{}, {mesh}, zero={}, {}; {} sequences of {} tokens a step",
-            if ranks == 1 { "" } else { "s" },
+            "{ranks} rank{}, {mesh}, zero={}, {}; {} sequence{} of {} token{} a step",
+            plural(ranks as u64),
             config.zero,
             config.dtype.as_str(),
             trainer.batch(),
-            config.seq_len
+            plural(trainer.batch()),
+            config.seq_len,
+            plural(config.seq_len as u64)
         );
         if let Some(path) = &config.plot {
             // A file that cannot be written is told now, not after the last step.
@@ -63,7 +65,7 @@ impl Report {
             report.title,
             report.subtitle,
             trainer.origin(),
-            if threads == 1 { "" } else { "s" },
+            plural(threads as u64),
             table(trainer, config.zero)
         ))?;
         report.print(&format!(
@@ -151,6 +153,11 @@ fn bar(steps: u64) -> Option<ProgressBar> {
     let style =
         ProgressStyle::with_template("{wide_bar:.cyan} {pos}/{len}  {msg}  {elapsed} of about {duration}");
     Some(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+}
+
+/// What the word for so many things ends with.
+fn plural(count: u64) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }
 
 /// 851,968 → `0.85 million`.

@@ -29,6 +29,7 @@ pub fn run(config: &Config) -> Result<(), Error> {
 
 /// This process is one rank.
 fn one(config: &Config, launch: &Launch, settings: &nd_comm::config::Config) -> Result<(), Error> {
+    let speaks = speaks(launch.rank, launch.local_rank);
     let trained = || {
         if let Some(n) = config.ranks.filter(|n| *n != launch.world_size) {
             let (launcher, size) = (launch.launcher, launch.world_size);
@@ -36,15 +37,24 @@ fn one(config: &Config, launch: &Launch, settings: &nd_comm::config::Config) -> 
                 "--ranks {n}: {launcher} started {size} ranks; leave --ranks out"
             )));
         }
-        threads::decide(config, launch);
+        let capped = threads::decide(config, launch);
+        if let Some(capped) = capped.filter(|_| speaks) {
+            eprintln!("{capped}");
+        }
         let comm = Communicator::from_launch(launch, settings)?;
         run::rank(&comm, config)
     };
     match trained() {
-        // Rank 0 speaks for all where all know the same, and where one has said it already.
-        Err(e) if launch.rank > 0 && (e.is_common() || e.is_echo()) => Err(Error::Told(e.code())),
+        // Where all know the same one rank of each host speaks for all, and rank 0 where one has said it already.
+        Err(e) if e.is_common() && !speaks => Err(Error::Told(e.code())),
+        Err(e) if e.is_echo() && launch.rank > 0 => Err(Error::Told(e.code())),
         result => result,
     }
+}
+
+/// Whether this rank tells on its host what all ranks know: the first there, as each host may have a terminal of its own.
+fn speaks(rank: usize, local_rank: Option<usize>) -> bool {
+    local_rank.unwrap_or(rank) == 0
 }
 
 /// Starts this program again for each rank, on cores of its own where there are enough.
@@ -77,7 +87,7 @@ fn processes(config: &Config) -> Result<(), Error> {
 }
 
 /// What --ranks says, else what the mesh needs: two if it can be filled with two, or as few as it can.
-fn ranks(config: &Config) -> Result<usize, Error> {
+pub(super) fn ranks(config: &Config) -> Result<usize, Error> {
     if let Some(ranks) = config.ranks {
         Mesh::parse(&config.mesh, ranks)?;
         if ranks > MOST {
@@ -109,6 +119,16 @@ fn ranks(config: &Config) -> Result<usize, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_rank_of_each_host_speaks() {
+        assert_eq!(
+            [(0, 0), (1, 1), (2, 0), (3, 1)].map(|(rank, local)| speaks(rank, Some(local))),
+            [true, false, true, false]
+        );
+        // A launcher that does not say where ranks are.
+        assert_eq!([0, 1].map(|rank| speaks(rank, None)), [true, false]);
+    }
 
     #[test]
     fn the_mesh_says_how_many_ranks() {

@@ -8,13 +8,29 @@ use rustix::thread::sched_getaffinity;
 /// What candle and the library under it read when they first compute.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
-/// Decides for this process, which is one rank and has not computed yet. `--threads` is strongest, then the variable.
-pub fn decide(config: &Config, launch: &Launch) {
-    match config.threads {
-        Some(threads) => sys::set(THREADS, threads),
-        None if std::env::var_os(THREADS).is_some() => {}
-        None => sys::set(THREADS, share(&Cores::seen(), launch.local_world_size.unwrap_or(1))),
-    }
+/// The most threads for each core that a rank may use: with many more, each product waits until all had their turn.
+const MOST: usize = 4;
+
+/// Decides for this process, which is one rank and has not computed yet. `--threads` is strongest, then the variable. Tells if
+/// those are more than can be of use.
+pub fn decide(config: &Config, launch: &Launch) -> Option<String> {
+    let cores = Cores::seen();
+    let variable = || std::env::var(THREADS).ok()?.trim().parse().ok().filter(|&threads| threads > 0);
+    let asked = config.threads.map(|threads| ("--threads", threads));
+    let Some((name, threads)) = asked.or_else(|| Some((THREADS, variable()?))) else {
+        sys::set(THREADS, share(&cores, launch.local_world_size.unwrap_or(1)));
+        return None;
+    };
+    let most = MOST * cores.quota;
+    sys::set(THREADS, threads.min(most));
+    (threads > most).then(|| capped(name, threads, cores.quota, most))
+}
+
+fn capped(name: &str, threads: usize, cores: usize, most: usize) -> String {
+    let cores = if cores == 1 { "1 core".to_owned() } else { format!("{cores} cores") };
+    format!(
+        "{name}={threads}: a rank may use {cores} here and computes with {most} threads, {MOST} a core, at most"
+    )
 }
 
 /// Cores that this process may use.
@@ -55,6 +71,15 @@ mod sys {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn too_many_are_told_with_the_numbers() {
+        let said = capped("--threads", 1000, 2, 8);
+        assert_eq!(
+            said,
+            "--threads=1000: a rank may use 2 cores here and computes with 8 threads, 4 a core, at most"
+        );
+    }
 
     #[test]
     fn ranks_of_a_host_share_its_cores() {

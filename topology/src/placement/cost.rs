@@ -2,6 +2,7 @@
 //! once.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use crate::cluster::{Cluster, Slot};
 use crate::graph::LinkKind;
@@ -49,7 +50,15 @@ impl<'a> Pricer<'a> {
     }
 
     fn axis(&self, mesh: &Mesh, axis: usize, traffic: &Traffic, order: &[Slot]) -> AxisCost {
-        let (size, stride) = (mesh.axes[axis].size, mesh.stride(axis));
+        let (mut slowest, latency, _) = self.slowest(order, mesh.axes[axis].size, mesh.stride(axis));
+        let steps = steps(mesh.axes[axis].size);
+        slowest.us = traffic.bytes / slowest.gbps / 1000.0 + traffic.calls * steps * latency;
+        slowest
+    }
+
+    /// Of all rings of `size` ranks that lie `stride` apart: the slowest hop, the longest latency of one in µs, and the GB/s of
+    /// the slowest hop that stays inside a host.
+    fn slowest(&self, order: &[Slot], size: usize, stride: usize) -> (AxisCost, f64, f64) {
         let mut load = vec![0u32; self.0.len()];
         let hop = |rank: usize| {
             let along = rank / stride % size;
@@ -63,7 +72,7 @@ impl<'a> Pricer<'a> {
         let narrowest = Narrowest::Link(LinkKind::Nvl);
         let mut worst =
             AxisCost { us: 0.0, gbps: f64::INFINITY, class: PathClass::Loc, spine: false, narrowest };
-        let mut latency: f64 = 0.0;
+        let (mut latency, mut inside) = (0.0f64, f64::INFINITY);
         for rank in 0..order.len() {
             let (a, b) = hop(rank);
             let (mut gbps, mut narrowest) = (f64::INFINITY, worst.narrowest);
@@ -74,6 +83,9 @@ impl<'a> Pricer<'a> {
                 }
             });
             latency = latency.max(us);
+            if class != PathClass::Net {
+                inside = inside.min(gbps);
+            }
             let spine = class == PathClass::Net && self.0.cluster().through_spine(a, b);
             if gbps < worst.gbps || (gbps == worst.gbps && (class, spine) > (worst.class, worst.spine)) {
                 worst.gbps = gbps;
@@ -82,15 +94,69 @@ impl<'a> Pricer<'a> {
                 worst.narrowest = narrowest;
             }
         }
-        // Each call takes size-1 steps around a ring, or twice the depth of a tree: what is less.
-        let n = size as f64;
-        let steps = (n - 1.0).min(2.0 * n.log2().ceil());
-        worst.us = traffic.bytes / worst.gbps / 1000.0 + traffic.calls * steps * latency;
-        worst
+        (worst, latency, inside)
+    }
+}
+
+/// Each call takes size-1 steps around a ring, or twice the depth of a tree: what is less.
+fn steps(size: usize) -> f64 {
+    let n = size as f64;
+    (n - 1.0).min(2.0 * n.log2().ceil())
+}
+
+/// What groups of ranks get of the links while all of them communicate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ring {
+    /// GB/s that the slowest hop of a ring gets.
+    pub gbps: f64,
+    /// The same of the hops inside hosts; where there are none as `gbps`.
+    pub inside_gbps: f64,
+    /// µs that a call takes whatever its bytes.
+    pub call_us: f64,
+    /// On how many hosts the group is that is on most.
+    pub hosts: usize,
+}
+
+/// The groups of `size` ranks that lie `stride` apart, where rank r sits in `order[r]`: groups along an axis of a mesh, or along
+/// several that are neighbours there, which lie as if they were one.
+pub fn ring(cluster: &Cluster, order: &[Slot], size: usize, stride: usize) -> Ring {
+    let (slowest, latency, inside) = Pricer::new(cluster).slowest(order, size, stride);
+    let hosts = |first: usize| {
+        let hosts: BTreeSet<usize> = (0..size).map(|i| order[first + i * stride].host).collect();
+        hosts.len()
+    };
+    let firsts = (0..order.len()).filter(|rank| (rank / stride).is_multiple_of(size));
+    Ring {
+        gbps: slowest.gbps,
+        inside_gbps: if inside.is_finite() { inside } else { slowest.gbps },
+        call_us: steps(size) * latency,
+        hosts: firsts.map(hosts).max().unwrap_or(1),
     }
 }
 
 /// µs of all axes together: what orders are compared by.
 pub(super) fn total(costs: &[AxisCost]) -> f64 {
     costs.iter().map(|c| c.us).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Network;
+    use crate::library;
+
+    #[test]
+    fn axes_that_are_neighbours_are_one_ring() {
+        let cluster =
+            Cluster::uniform("two", library::machine("dgx-1").unwrap(), 2, Network::default(), 2).unwrap();
+        let order = cluster.slots();
+        let of = |size, stride| ring(&cluster, &order, size, stride);
+        assert_eq!((of(8, 1).hosts, of(16, 1).hosts, of(2, 8).hosts), (1, 2, 2));
+        let (inside, all, across) = (of(8, 1), of(16, 1), of(2, 8));
+        assert_eq!(inside.inside_gbps, inside.gbps);
+        assert!(all.inside_gbps > all.gbps && across.inside_gbps == across.gbps, "{all:?} {across:?}");
+        // One ring of all ranks has the port for itself, eight pairs share it.
+        assert!(all.gbps > 1.5 * across.gbps, "{all:?} {across:?}");
+        assert!(all.call_us > across.call_us, "{all:?} {across:?}");
+    }
 }

@@ -16,6 +16,7 @@ mod mesh;
 mod solve;
 pub mod traffic;
 
+pub use cost::{Ring, ring};
 pub use mesh::{Axis, Mesh};
 pub use solve::{Placement, Row, place, place_inside};
 pub use traffic::Model;

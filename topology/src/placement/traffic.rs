@@ -97,8 +97,8 @@ impl Model {
     }
 
     /// Whether the mesh divides this model: each of `tp` ranks holds whole heads and an equal part of the feed-forward
-    /// width, and each of `cp` an equal part of the sequence. Heads of keys and values may be fewer than `tp`: ranks
-    /// then hold copies.
+    /// width, and each of `cp` an equal part of the sequence. `tp` need not divide the heads of keys and values: ranks
+    /// then hold copies, if need be of all.
     ///
     /// # Errors
     /// [`Error::Mesh`] with the numbers.
@@ -116,12 +116,6 @@ impl Model {
                     self.name
                 )));
             }
-        }
-        if !self.kv_heads.is_multiple_of(tp) && !tp.is_multiple_of(self.kv_heads) {
-            return Err(Error::Mesh(format!(
-                "tp={tp} neither divides kv_heads = {} of {} nor is a multiple of it",
-                self.kv_heads, self.name
-            )));
         }
         Ok(())
     }
@@ -230,8 +224,12 @@ mod tests {
         let e = error("tp=72", 72);
         assert!(e.contains("tp=72") && e.contains("heads = 32"), "{e}");
         assert!(error("cp=3", 3).contains("sequence = 8192"));
-        // More ranks than heads of keys and values share them.
+        // More ranks than heads of keys and values share them, and so do ranks that do not divide them.
         assert!(Model::default().check(&Mesh::parse("tp=16", 16).unwrap()).is_ok());
+        let three = Model { heads: 12, kv_heads: 3, ..Model::default() };
+        for (mesh, world) in [("tp=2", 2), ("tp=4", 4)] {
+            assert!(three.check(&Mesh::parse(mesh, world).unwrap()).is_ok(), "{mesh}");
+        }
         let e = Model::from_toml("heads = 7\nkv_heads = 7").unwrap_err().to_string();
         assert!(e.contains("heads is 7") && e.contains("hidden = 4096"), "{e}");
     }

@@ -65,10 +65,10 @@ impl Tokenizer {
             e => e,
         })?;
         match tokens.len() {
-            0 | 1 => Err(refused(format!(
-                "{} bytes are {} tokens, and a sequence needs at least 2; give a longer text",
-                bytes,
-                tokens.len()
+            n @ (0 | 1) => Err(refused(format!(
+                "{bytes} byte{} made {n} token{}, and a sequence needs at least 2; give a longer text",
+                if bytes == 1 { "" } else { "s" },
+                if n == 1 { "" } else { "s" }
             ))),
             _ => Ok(tokens),
         }
@@ -111,7 +111,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("short.txt");
         let error = Tokenizer::Bytes.encode_file(&path, b"x".to_vec()).unwrap_err().to_string();
-        assert!(error.contains("short.txt: 1 bytes are 1 tokens") && error.contains("at least 2"), "{error}");
+        assert!(error.contains("short.txt: 1 byte made 1 token,") && error.contains("at least 2"), "{error}");
         let error = Tokenizer::named("none.json").encode(Vec::new()).unwrap_err().to_string();
         assert!(error.starts_with("none.json: no tokenizer"), "{error}");
     }

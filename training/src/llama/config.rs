@@ -4,9 +4,21 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::heads::{self, Names};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::model::Init;
 use crate::ops::{Rope, Scaling};
+
+/// The largest sizes there may be: so the bytes of every tensor can be counted in 64 bits, and the list of tensors and the
+/// frequencies of a head stay short whatever a file asks for. Those of published models are far below.
+pub(super) const MOST_HIDDEN: usize = 1 << 24;
+pub(super) const MOST_HEADS: usize = 1 << 16;
+pub(super) const MOST_CHANNELS: usize = 1 << 16;
+const MOST_FEED_FORWARD: usize = 1 << 26;
+const MOST_LAYERS: usize = 1 << 16;
+/// Tokens and positions are counted in 32 bits.
+const MOST_COUNTED: usize = u32::MAX as usize;
 
 /// The numbers of a model, under Hugging Face's names. The default is a small one for bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,8 +85,8 @@ impl Config {
     pub fn open(dir: &Path) -> Result<Config> {
         let path = dir.join("config.json");
         let error = |problem| Error::File { path: path.clone(), problem };
-        let text = std::fs::read_to_string(&path)
-            .map_err(|e| error(format!("cannot be read: {e}; check --init")))?;
+        let text = files::regular(&path).and_then(|()| std::fs::read_to_string(&path));
+        let text = text.map_err(|e| error(format!("cannot be read: {e}; check --init")))?;
         Config::from_json(&text).map_err(|e| error(e.to_string()))
     }
 
@@ -83,12 +95,15 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] naming the key: one is missing, or says what this Llama cannot do, or two do not fit together.
     pub fn from_json(text: &str) -> Result<Config> {
-        let root: Value = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
+        let not_json = |e| Error::Config(format!("not JSON: {e}"));
+        crate::json::check(text.as_bytes()).map_err(not_json)?;
+        let root: Value = serde_json::from_str(text).map_err(not_json)?;
         let root = root.as_object().ok_or_else(|| Error::Config("not a JSON object".into()))?;
         let keys = Keys { map: root };
         keys.only_llama()?;
         let hidden_size = keys.required("hidden_size")?;
         let num_attention_heads = keys.required("num_attention_heads")?;
+        let head_dim = keys.count("head_dim")?;
         let config = Config {
             vocab_size: keys.required("vocab_size")?,
             hidden_size,
@@ -96,7 +111,7 @@ impl Config {
             num_hidden_layers: keys.required("num_hidden_layers")?,
             num_attention_heads,
             num_key_value_heads: keys.count("num_key_value_heads")?.unwrap_or(num_attention_heads),
-            head_dim: keys.count("head_dim")?.unwrap_or(hidden_size / num_attention_heads.max(1)),
+            head_dim: head_dim.unwrap_or(hidden_size / num_attention_heads.max(1)),
             max_position_embeddings: keys.count("max_position_embeddings")?.unwrap_or(2048),
             rms_norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
             rope_theta: keys.rope_theta()?,
@@ -106,6 +121,14 @@ impl Config {
             tie_word_embeddings: keys.flag("tie_word_embeddings")?,
             initializer_range: keys.number("initializer_range")?.unwrap_or(0.02),
         };
+        config.check_sizes()?;
+        if head_dim.is_none() {
+            let (names, kv_heads) = (&Names::HUGGING_FACE, config.num_key_value_heads);
+            heads::head_dim(names, hidden_size, num_attention_heads, kv_heads).map_err(|e| match e {
+                Error::Config(text) => Error::Config(format!("{text} or say head_dim")),
+                e => e,
+            })?;
+        }
         config.check()?;
         Ok(config)
     }
@@ -144,29 +167,21 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] with the numbers.
     pub fn check(&self) -> Result<()> {
-        let counts = [
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("num_attention_heads", self.num_attention_heads),
-            ("num_key_value_heads", self.num_key_value_heads),
-            ("head_dim", self.head_dim),
-        ];
-        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
-        let problem = if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            format!("{name}=0; it is at least 1")
-        } else if !heads.is_multiple_of(kv_heads) {
+        self.check_sizes()?;
+        let (heads, kv_heads, head_dim) = (self.num_attention_heads, self.num_key_value_heads, self.head_dim);
+        let problem = if !heads.is_multiple_of(kv_heads) {
             format!(
                 "num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}: \
-                 each key and value head serves as many heads"
+                 each key and value head serves as many heads; use num_key_value_heads={}",
+                heads::divisors(heads, kv_heads)
             )
-        } else if !self.head_dim.is_multiple_of(2) {
+        } else if !(1..=MOST_CHANNELS).contains(&head_dim) {
+            format!("head_dim={head_dim}; it is from 2 to {MOST_CHANNELS}")
+        } else if !head_dim.is_multiple_of(2) {
+            let (below, above) = (head_dim - 1, head_dim + 1);
+            let below = if below == 0 { String::new() } else { format!("{below} or ") };
             format!(
-                "head_dim={}: rotary positions turn pairs of channels; it is even, such as hidden_size={} over {} heads",
-                self.head_dim,
-                if self.head_dim == 1 { 2 * heads } else { (self.head_dim - 1) * heads },
-                heads
+                "head_dim={head_dim} is odd, and rotary positions turn pairs of channels; use head_dim={below}{above}"
             )
         } else if !(self.rms_norm_eps >= 0.0 && self.rms_norm_eps.is_finite()) {
             format!("rms_norm_eps={}; it is a small number, 1e-5 for example", self.rms_norm_eps)
@@ -178,6 +193,23 @@ impl Config {
             return Ok(());
         };
         Err(Error::Config(problem))
+    }
+
+    /// Whether each size but that of a head is one that a model can have.
+    fn check_sizes(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", self.vocab_size, MOST_COUNTED),
+            ("hidden_size", self.hidden_size, MOST_HIDDEN),
+            ("intermediate_size", self.intermediate_size, MOST_FEED_FORWARD),
+            ("num_hidden_layers", self.num_hidden_layers, MOST_LAYERS),
+            ("num_attention_heads", self.num_attention_heads, MOST_HEADS),
+            ("num_key_value_heads", self.num_key_value_heads, MOST_HEADS),
+            ("max_position_embeddings", self.max_position_embeddings, MOST_COUNTED),
+        ];
+        match sizes.into_iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
+            Some((name, size, most)) => Err(Error::Config(format!("{name}={size}; it is from 1 to {most}"))),
+            None => Ok(()),
+        }
     }
 
     /// All tensors of the model, in the order of their units: name, shape, and what it holds before training.
@@ -513,10 +545,43 @@ mod tests {
             (r#"{"vocab_size": "many"}"#, "vocab_size"),
             (r#"{"num_key_value_heads": 2}"#, "num_key_value_heads=2 does not divide num_attention_heads=9"),
             (r#"{"num_hidden_layers": 0}"#, "num_hidden_layers=0"),
+            (r#"{"num_key_value_heads": 2}"#, "use num_key_value_heads=1 or 3"),
+            (r#"{"hidden_size": 48, "head_dim": 7}"#, "head_dim=7 is odd, and"),
+            (r#"{"hidden_size": 48, "head_dim": 7}"#, "; use head_dim=6 or 8"),
+            (r#"{"head_dim": 1}"#, "; use head_dim=2"),
+            (r#"{"head_dim": 0}"#, "head_dim=0; it is from 2"),
+            (r#"{"hidden_size": 570}"#, "hidden_size=570 is no multiple of 2 × num_attention_heads = 18"),
+            (r#"{"hidden_size": 570}"#, "; use hidden_size=558 or hidden_size=576 or"),
+            (r#"{"hidden_size": 570}"#, " or say head_dim"),
         ] {
             let error = with(change).unwrap_err().to_string();
             assert!(error.contains(words), "{change}: {error}");
         }
         assert!(Config::from_json("[1]").unwrap_err().to_string().contains("object"));
+        let twice =
+            Config::from_json(&SMALL.replacen('{', r#"{"hidden_size": 64,"#, 1)).unwrap_err().to_string();
+        assert!(twice.contains("hidden_size is there twice"), "{twice}");
+        // A width that heads do not divide is a model's own business where it says how wide its heads are.
+        assert_eq!(with(r#"{"hidden_size": 570, "head_dim": 64}"#).unwrap().head_dim, 64);
+    }
+
+    /// Whatever number a file has: nothing as long as that number is listed or made.
+    #[test]
+    fn sizes_beyond_all_bounds_are_refused_before_anything_is_made() {
+        for key in [
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+        ] {
+            for size in [1_000_000_000_000_000, u64::MAX] {
+                let error = with(&format!(r#"{{"{key}": {size}}}"#)).unwrap_err().to_string();
+                assert!(error.contains(&format!("{key}={size}; it is from ")), "{error}");
+            }
+        }
     }
 }

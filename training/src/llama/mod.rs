@@ -6,6 +6,7 @@
 //! | file | what |
 //! |---|---|
 //! | `config` | the numbers of a model, and its tensors |
+//! | `heads` | how a width makes heads, and what would do where it does not — *pure* |
 //! | `split` | which rank has which heads and channels — *pure* |
 //! | `freeze` | which parameters stay as they are — *pure* |
 //! | `model` | units and stages |
@@ -15,6 +16,7 @@
 mod batch;
 mod config;
 mod freeze;
+mod heads;
 mod model;
 #[cfg(test)]
 mod plain;
@@ -25,6 +27,7 @@ pub mod weights;
 
 pub use batch::Batch;
 pub use config::Config;
+pub use heads::{Names, head_dim};
 pub use model::{Llama, Options};
 pub use weights::Weights;
 

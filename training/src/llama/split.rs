@@ -26,36 +26,35 @@ impl Split {
     /// [`Error::Config`] with the numbers and what would do, when something cannot be dealt out evenly.
     pub fn new(config: &Config, size: usize, rank: usize, replicas: usize) -> Result<Split> {
         config.check()?;
+        let kv = config.num_key_value_heads;
+        let least = (1..=size).find(|&r| shares(kv, size, r)).unwrap_or(size);
+        if replicas == 0 {
+            return Err(Error::Config(format!(
+                "kv_replicas=0; each head is on at least one rank: use kv_replicas={least}"
+            )));
+        }
         for (name, count) in [
             ("num_attention_heads", config.num_attention_heads),
             ("intermediate_size", config.intermediate_size),
             ("vocab_size", config.vocab_size),
         ] {
             if !count.is_multiple_of(size) {
-                let choices = choices(config);
+                let choices = choices(config, replicas);
                 return Err(Error::Config(format!(
-                    "tp={size} does not divide {name}={count}: use tp={choices}"
+                    "tp={size} does not divide {name}={count}: use {choices}"
                 )));
             }
         }
-        let kv = config.num_key_value_heads;
-        // Ranks that share heads follow each other; the heads are dealt out over such groups.
-        let fits = |replicas: usize| {
-            replicas > 0 && size.is_multiple_of(replicas) && kv.is_multiple_of(size / replicas)
-        };
-        if !fits(replicas) {
-            let least = (1..=size).find(|&r| fits(r)).unwrap_or(size);
-            let tp = choices(config);
-            let problem = match replicas {
-                0 => "kv_replicas=0; each head is on at least one rank".to_owned(),
+        if !shares(kv, size, replicas) {
+            return Err(Error::Config(match replicas {
                 1 => format!(
-                    "tp={size} does not divide num_key_value_heads={kv}: use tp={tp}, or kv_replicas={least}"
+                    "tp={size} does not divide num_key_value_heads={kv}: use {}, or kv_replicas={least}",
+                    choices(config, 1)
                 ),
                 _ => format!(
                     "kv_replicas={replicas} does not deal num_key_value_heads={kv} out over tp={size}: use kv_replicas={least}"
                 ),
-            };
-            return Err(Error::Config(problem));
+            }));
         }
         let part =
             |count: usize, size: usize, rank: usize| rank * (count / size)..(rank + 1) * (count / size);
@@ -121,16 +120,26 @@ pub(super) enum Asked {
     OneByOne(Vec<u32>),
 }
 
-/// The sizes of tp that a model can be dealt out over without copies, for a message: `1, 3 or 9`.
-fn choices(config: &Config) -> String {
-    let counts =
-        [config.num_key_value_heads, config.num_attention_heads, config.intermediate_size, config.vocab_size];
-    let fits = |tp: &usize| counts.iter().all(|count| count.is_multiple_of(*tp));
-    let sizes: Vec<String> = (1..=counts[0]).filter(fits).map(|tp| tp.to_string()).collect();
+/// Whether `kv` heads can be dealt out over `size` ranks with each on `replicas` of them. Ranks that share heads follow each other;
+/// the heads are dealt out over such groups.
+fn shares(kv: usize, size: usize, replicas: usize) -> bool {
+    replicas > 0 && size.is_multiple_of(replicas) && kv.is_multiple_of(size / replicas)
+}
+
+/// The sizes of tp that a model can be dealt out over with as many copies, or else without, for a message: `tp=1, 3 or 9`.
+fn choices(config: &Config, replicas: usize) -> String {
+    let heads = config.num_attention_heads;
+    let counts = [heads, config.intermediate_size, config.vocab_size];
+    let fits = |tp: &usize| {
+        counts.iter().all(|count| count.is_multiple_of(*tp))
+            && shares(config.num_key_value_heads, *tp, replicas)
+    };
+    let sizes: Vec<String> = (1..=heads).filter(fits).map(|tp| tp.to_string()).collect();
     match sizes.split_last() {
-        Some((last, [])) => last.clone(),
-        Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
-        None => "1".into(),
+        Some((last, [])) => format!("tp={last}"),
+        Some((last, rest)) => format!("tp={} or {last}", rest.join(", ")),
+        None if replicas == 1 => "tp=1".into(),
+        None => format!("{} with kv_replicas=1", choices(config, 1)),
     }
 }
 
@@ -173,6 +182,14 @@ mod tests {
         let odd = Config { intermediate_size: 99, ..config(8, 8) };
         assert_eq!(problem(&odd, 4, 1), "tp=4 does not divide intermediate_size=99: use tp=1");
         // All that fit, and none that another rule refuses.
+        assert_eq!(
+            problem(&config(12, 3), 5, 2),
+            "tp=5 does not divide num_attention_heads=12: use tp=2 or 6"
+        );
+        assert_eq!(
+            problem(&config(4, 4), 3, 5),
+            "tp=3 does not divide num_attention_heads=4: use tp=1, 2 or 4 with kv_replicas=1"
+        );
         let fits = "tp=3 does not divide num_attention_heads=8: use tp=1, 2, 4 or 8";
         assert_eq!(problem(&config(8, 8), 3, 1), fits);
         assert_eq!(problem(&config(6, 2), 4, 1), "tp=4 does not divide num_attention_heads=6: use tp=1 or 2");

@@ -3,8 +3,9 @@
 use nd_comm::cost::calibration::{Between, Calibration, LinkCost};
 use nd_comm::cost::hosts::Machines;
 use nd_comm::prelude::Communicator;
+use nd_topology::cluster::Slot;
 use nd_topology::model::{LinkOverride, Nic, Numa, Port};
-use nd_topology::placement::{self, Placement};
+use nd_topology::placement::{self, Placement, Ring};
 use nd_topology::{Cluster, System};
 
 use super::spared::flat;
@@ -12,16 +13,31 @@ use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 
 /// Where each rank of a communicator sits.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Placed {
     /// The place in the mesh of each rank.
     pub order: Vec<usize>,
     /// How that was found, with the links and predictions of each axis; on rank 0 alone.
     pub placement: Option<Placement>,
+    /// The hosts and links that this is about; on rank 0 alone.
+    pub cluster: Option<Cluster>,
     /// Where they would sit if the copies of shards were shards as well, if there are copies; on rank 0 alone.
     pub flat: Option<(Mesh, Placement)>,
     /// Whether the speeds of links were measured on these machines, and not those that are typical.
     pub measured: bool,
+}
+
+/// What groups of `size` ranks that lie `stride` apart in the mesh get of the links, where the place r in the mesh is the slot
+/// `order[r]`. Collectives go through the ranks of one host after those of another, whatever their order in the mesh.
+pub(super) fn ring(cluster: &Cluster, order: &[Slot], size: usize, stride: usize) -> Ring {
+    let mut sorted = order.to_vec();
+    for first in (0..order.len()).filter(|place| (place / stride).is_multiple_of(size)) {
+        let places = (0..size).map(|i| first + i * stride);
+        let mut group: Vec<Slot> = places.clone().map(|place| order[place]).collect();
+        group.sort_unstable_by_key(|slot| (slot.host, slot.local));
+        places.zip(group).for_each(|(place, slot)| sorted[place] = slot);
+    }
+    placement::ring(cluster, &sorted, size, stride)
 }
 
 /// Chooses the places for a model of this shape, by which ranks share a host and what the links between ranks were measured to
@@ -31,11 +47,9 @@ pub struct Placed {
 /// [`Error::Mesh`] when the mesh does not divide the model, and of communication.
 pub fn place(comm: &Communicator, mesh: &Mesh, model: &placement::Model) -> Result<Placed> {
     let world = comm.world_size();
-    let parsed = placement::Mesh::parse(&mesh.to_string(), world);
-    let parsed = parsed.map_err(|e| Error::Mesh(e.to_string()))?;
-    model.check(&parsed).map_err(|e| Error::Mesh(e.to_string()))?;
+    let parsed = placeable(mesh, model)?;
     let mut places = vec![0u64; world];
-    let (mut found, mut flatter) = (None, None);
+    let (mut found, mut flatter, mut links) = (None, None, None);
     if comm.rank() == 0 {
         let machines = comm.machines();
         let wrong = |e: nd_topology::Error| Error::Mesh(e.to_string());
@@ -50,12 +64,21 @@ pub fn place(comm: &Communicator, mesh: &Mesh, model: &placement::Model) -> Resu
             Some((mesh, placement::place_inside(&cluster, &parsed, model).ok()?))
         };
         flatter = flat(mesh).and_then(place_flat);
+        links = Some(cluster);
     }
     comm.broadcast(&mut places, 0)?;
     let costs = comm.machines().costs;
     let measured = !costs.link.is_empty() && *costs != *Calibration::typical();
     let order = places.into_iter().map(|place| place as usize).collect();
-    Ok(Placed { order, placement: found, flat: flatter, measured })
+    Ok(Placed { order, placement: found, cluster: links, flat: flatter, measured })
+}
+
+/// The mesh as placement sees it, if it divides the model.
+pub(super) fn placeable(mesh: &Mesh, model: &placement::Model) -> Result<placement::Mesh> {
+    let wrong = |e: nd_topology::Error| Error::Mesh(e.to_string());
+    let parsed = placement::Mesh::parse(&mesh.to_string(), mesh.world()).map_err(wrong)?;
+    model.check(&parsed).map_err(wrong)?;
+    Ok(parsed)
 }
 
 /// The machines as a cluster with a slot for each rank: ranks of a host are joined in pairs, hosts by one port each, both as fast
@@ -167,6 +190,27 @@ mod tests {
                 assert_eq!(hosts[group[0]], hosts[group[1]], "{hosts:?}: {group:?}");
             }
         }
+    }
+
+    #[test]
+    fn the_order_in_a_host_does_not_change_what_a_group_gets() {
+        let known = |between| {
+            Calibration::typical().find(if between == Between::Ranks { "shm" } else { "tcp" }, between, 1.0)
+        };
+        let (inside, across) = (known(Between::Ranks), known(Between::Hosts));
+        let two = "[[hosts]]\nfile = \"2\"\nname = \"a\"\n[[hosts]]\nfile = \"2\"\nname = \"b\"\n";
+        let cluster = Cluster::from_toml(two, &mut |_: &str| Ok(system(2, inside, across))).unwrap();
+        let slot = |(host, local)| Slot { host, local };
+        let of = |order: [(usize, usize); 4], size, stride| ring(&cluster, &order.map(slot), size, stride);
+        let all = of([(0, 0), (0, 1), (1, 0), (1, 1)], 4, 1);
+        assert!(all.hosts == 2 && all.gbps < all.inside_gbps, "{all:?}");
+        assert_eq!(of([(0, 1), (0, 0), (1, 0), (1, 1)], 4, 1), all);
+        assert_eq!(of([(1, 0), (0, 0), (1, 1), (0, 1)], 4, 1), all);
+        // Two pairs between hosts share what one ring has.
+        let pairs = of([(0, 0), (0, 1), (1, 0), (1, 1)], 2, 2);
+        assert!((pairs.gbps * 2.0 / all.gbps - 1.0).abs() < 1e-9 && pairs.hosts == 2, "{pairs:?} {all:?}");
+        assert_eq!(of([(0, 0), (1, 0), (0, 1), (1, 1)], 2, 1).hosts, 2);
+        assert_eq!(of([(0, 0), (1, 0), (0, 1), (1, 1)], 2, 2).hosts, 1);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Formulas: ZeRO (arXiv 1910.02054) for the groups that share state, Megatron (arXiv 1909.08053, 2205.05198) for tp, Ring
 //! Attention (arXiv 2310.01889) for cp, each with what is computed again and in which type numbers travel.
 
-use nd_topology::placement::{Model, Placement, Row};
+use nd_topology::placement::{Model, Ring};
 use serde::Serialize;
 
 use crate::context_parallel::Form;
@@ -26,55 +26,57 @@ pub struct Predicted {
     pub gbps: f64,
     /// Bytes that each rank sends.
     pub bytes: f64,
-    /// µs, with nothing hidden behind computation.
+    /// µs, with nothing hidden behind computation. Of a collective between hosts, what is not a host's own crosses to it once, at
+    /// `gbps`; the rest goes at the speed of links inside.
     pub us: f64,
     /// What the calls are.
     pub what: String,
 }
 
-/// For each group of more than one rank, the one with the most frequent calls first. `parameters` are those that a rank computes
-/// with, all of the model divided by tp, `kept` those of them whose units stay gathered between the two passes, and `trained` those
-/// that have gradients.
+/// For each group of more than one rank, the one with the most frequent calls first. `rings` tells what groups of so many ranks
+/// that lie so far apart in the mesh get of the links. `parameters` are those that a rank computes with, all of the model divided
+/// by tp, `kept` those of them whose units stay gathered between the two passes, and `trained` those that have gradients.
 pub fn predict(
-    placement: &Placement,
+    rings: &dyn Fn(usize, usize) -> Ring,
     mesh: &Mesh,
     policy: &Policy,
     model: &Model,
     (parameters, kept, trained): (f64, f64, f64),
     options: &Options,
 ) -> Vec<Predicted> {
-    let row = |axis: Axis| placement.rows.iter().find(|row| row.axis == axis.name());
+    let [replicas, shard, cp_size, tp_size] = Axis::ALL.map(|axis| mesh.size(axis));
     let micro_batches = model.accumulation as f64;
     let reductions = if policy.reduce_each_micro_batch { micro_batches } else { 1.0 };
     let units = model.layers as f64 + 1.0;
     let (weights, gradients) = (model.weight_bytes as f64, model.gradient_bytes as f64);
+    let of = |group, size, stride, way, (bytes, calls, what): (f64, f64, String)| {
+        Predicted::of(group, (size, mesh.world()), &rings(size, stride), way, bytes, calls, what)
+    };
+    let collective = |group, size, stride, sent| of(group, size, stride, Way::HostByHost, sent);
     let mut all = Vec::new();
-    if let Some(row) = row(Axis::Tp) {
-        let (bytes, calls, what) = tp(mesh, policy, model, options);
-        all.push(of("tp", mesh.world(), row.size, row, bytes, calls, what));
+    if tp_size > 1 {
+        all.push(collective("tp", tp_size, 1, tp(mesh, policy, model, options)));
         let copies = options.kv_replicas;
-        if (2..row.size).contains(&copies) {
+        if (2..tp_size).contains(&copies) {
             let (bytes, calls) = copied(mesh, model, copies);
             let what = "all-reduce of gradients of shared heads".into();
-            all.push(of("kv_replicas", mesh.world(), copies, row, bytes, calls, what));
+            all.push(collective("kv_replicas", copies, 1, (bytes, calls, what)));
         }
     }
-    if let Some(row) = row(Axis::Cp) {
-        let (bytes, calls, what) = cp(mesh, policy, model, options);
-        all.push(of("cp", mesh.world(), row.size, row, bytes, calls, what));
+    if cp_size > 1 {
+        let way = if options.attention == Form::Ring { Way::RoundTheRing } else { Way::HostByHost };
+        all.push(of("cp", cp_size, tp_size, way, cp(mesh, policy, model, options)));
     }
-    // cp's ranks hold the same weights, so they share the state too. The slower of both links decides.
-    let shared = mesh.size(Axis::DpShard) * mesh.size(Axis::Cp);
-    let slowest =
-        [Axis::DpShard, Axis::Cp].into_iter().filter_map(row).min_by(|a, b| a.gbps.total_cmp(&b.gbps));
-    let replicas = row(Axis::DpReplicate);
-    if let (0, Some(_), Some(row)) = (policy.zero, slowest, replicas) {
-        let ranks = shared * row.size;
+    // cp's ranks hold the same weights, so they share the state too.
+    let shared = shard * cp_size;
+    let all_reduce = || "all-reduce of gradients".to_owned();
+    if policy.zero == 0 && shared > 1 && replicas > 1 {
+        let ranks = shared * replicas;
         let (bytes, calls) = (2.0 * part(ranks) * trained * gradients * reductions, units * reductions);
-        all.push(of("loss", mesh.world(), ranks, row, bytes, calls, "all-reduce of gradients".into()));
+        all.push(collective("loss", ranks, tp_size, (bytes, calls, all_reduce())));
         return all;
     }
-    if let Some(row) = slowest {
+    if shared > 1 {
         let (gathered, scatters) = match (policy.zero, policy.reshard) {
             (0, _) => (0.0, 2.0 * reductions),
             (1, _) => (parameters, reductions),
@@ -83,31 +85,24 @@ pub fn predict(
             _ => ((2.0 * parameters - kept) * micro_batches, micro_batches),
         };
         let bytes = part(shared) * (gathered * weights + scatters * trained * gradients);
-        let calls = units * (gathered / parameters + scatters);
+        // A sum over all is one call, of twice the bytes of one that scatters it.
+        let calls = units * if policy.zero == 0 { reductions } else { gathered / parameters + scatters };
         let what = match policy.zero {
-            0 => "all-reduce of gradients",
-            _ => "all-gather of weights, reduce-scatter of gradients",
+            0 => all_reduce(),
+            _ => "all-gather of weights, reduce-scatter of gradients".into(),
         };
-        all.push(of("fsdp", mesh.world(), shared, row, bytes, calls, what.into()));
+        all.push(collective("fsdp", shared, tp_size, (bytes, calls, what)));
         if let (3, Reshard::Groups(near)) = (policy.zero, policy.reshard) {
             let again = (parameters - kept) * micro_batches;
             let what = "all-gather of weights, again in the backward pass".into();
-            let calls = units * again / parameters;
-            all.push(of("fsdp_near", mesh.world(), near, row, part(near) * again * weights, calls, what));
+            let (bytes, calls) = (part(near) * again * weights, units * again / parameters);
+            all.push(collective("fsdp_near", near, tp_size, (bytes, calls, what)));
         }
     }
-    if let Some(row) = replicas {
+    if replicas > 1 {
         let own = trained / shared as f64;
-        let (bytes, calls) = (2.0 * part(row.size) * own * gradients * reductions, units * reductions);
-        all.push(of(
-            "dp_replicate",
-            mesh.world(),
-            row.size,
-            row,
-            bytes,
-            calls,
-            "all-reduce of gradients".into(),
-        ));
+        let (bytes, calls) = (2.0 * part(replicas) * own * gradients * reductions, units * reductions);
+        all.push(collective("dp_replicate", replicas, shared * tp_size, (bytes, calls, all_reduce())));
     }
     all
 }
@@ -194,70 +189,61 @@ fn cp(mesh: &Mesh, policy: &Policy, model: &Model, options: &Options) -> (f64, f
     (blocks * bytes, blocks * calls, what.into())
 }
 
-/// `bytes` in `calls` over a link of which the placement says what other bytes and calls take.
-fn of(
-    group: &'static str,
-    world: usize,
-    size: usize,
-    row: &Row,
-    bytes: f64,
-    calls: f64,
-    what: String,
-) -> Predicted {
-    let carry = |bytes: f64| bytes / row.gbps / 1000.0;
-    let each = (row.us - carry(row.bytes)).max(0.0) / row.calls.max(1.0);
-    Predicted {
-        group,
-        size,
-        groups: world / size,
-        between_hosts: row.link == "NET",
-        gbps: row.gbps,
-        bytes,
-        us: carry(bytes) + calls * each,
-        what,
+/// How bytes come to other hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Ranks of a host gather and add up among themselves: of what all ranks have together, what is not a host's own crosses the
+    /// link to others, once.
+    HostByHost,
+    /// Every rank passes on to the next all that it is passed.
+    RoundTheRing,
+}
+
+impl Predicted {
+    /// Each of the `size` ranks of a group, of `world` in all, sends `bytes` in `calls`.
+    fn of(
+        group: &'static str,
+        (size, world): (usize, usize),
+        ring: &Ring,
+        way: Way,
+        bytes: f64,
+        calls: f64,
+        what: String,
+    ) -> Predicted {
+        let slow = match way {
+            Way::HostByHost if ring.hosts > 1 => bytes * crossing(size, ring.hosts),
+            Way::HostByHost | Way::RoundTheRing => bytes,
+        };
+        Predicted {
+            group,
+            size,
+            groups: world / size,
+            between_hosts: ring.hosts > 1,
+            gbps: ring.gbps,
+            bytes,
+            us: slow / ring.gbps / 1000.0 + (bytes - slow) / ring.inside_gbps / 1000.0 + calls * ring.call_us,
+            what,
+        }
     }
+}
+
+/// Of the bytes that each of `size` ranks on `hosts` hosts sends in a ring, those that a host sends to others for all its ranks.
+pub(super) fn crossing(size: usize, hosts: usize) -> f64 {
+    part(hosts) / part(size)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(axis: &str, size: usize, gbps: f64) -> Row {
-        Row {
-            axis: axis.into(),
-            size,
-            groups: 1,
-            link: "SYS".into(),
-            how: String::new(),
-            gbps,
-            bytes: 1000.0,
-            calls: 10.0,
-            what: "calls".into(),
-            us: 11.0,
-            default_us: 0.0,
-            worst_us: 0.0,
-        }
-    }
-
-    fn placement(rows: Vec<Row>) -> Placement {
-        Placement {
-            order: vec![],
-            nesting: String::new(),
-            rows,
-            us: 0.0,
-            default_us: 0.0,
-            worst_us: 0.0,
-            tried: 1,
-        }
-    }
+    /// Links of which all groups get as much.
+    const EVEN: Ring = Ring { gbps: 1.0, inside_gbps: 1.0, call_us: 1.0, hosts: 1 };
 
     fn bytes(mesh: &str, world: usize, policy: Policy) -> Vec<(&'static str, f64)> {
         let mesh = Mesh::parse(mesh, world).unwrap();
-        let axes = Axis::ALL.into_iter().filter(|&axis| mesh.size(axis) > 1);
-        let placement = placement(axes.map(|axis| row(axis.name(), mesh.size(axis), 1.0)).collect());
         let model =
             Model { layers: 4, accumulation: 3, weight_bytes: 2, gradient_bytes: 4, ..Model::default() };
-        predict(&placement, &mesh, &policy, &model, (800.0, 80.0, 800.0), &Options::default())
+        predict(&|_, _| EVEN, &mesh, &policy, &model, (800.0, 80.0, 800.0), &Options::default())
             .into_iter()
             .map(|p| (p.group, p.bytes))
             .collect()
@@ -280,8 +266,37 @@ mod tests {
     }
 
     #[test]
-    fn time_is_that_of_the_link_and_of_each_call() {
-        let predicted = of("tp", 8, 2, &row("tp", 2, 1.0), 2000.0, 30.0, String::new());
-        assert!((predicted.us - (2.0 + 30.0)).abs() < 1e-9 && predicted.groups == 4, "{predicted:?}");
+    fn time_is_that_of_the_links_and_of_each_call() {
+        let us = |ring: Ring, way| Predicted::of("g", (4, 8), &ring, way, 3000.0, 30.0, String::new()).us;
+        assert_eq!([us(EVEN, Way::HostByHost), us(EVEN, Way::RoundTheRing)], [3.0 + 30.0; 2]);
+        // Of 4000 bytes a half is another host's, which crosses the slow link; the rest of the 3000 is of this host.
+        let two = Ring { gbps: 0.5, inside_gbps: 10.0, hosts: 2, ..EVEN };
+        assert!((us(two, Way::HostByHost) - (2.0 / 0.5 + 1.0 / 10.0 + 30.0)).abs() < 1e-9);
+        assert_eq!(us(two, Way::RoundTheRing), 3.0 / 0.5 + 30.0);
+        let four = Ring { hosts: 4, ..two };
+        assert!((us(four, Way::HostByHost) - (3.0 / 0.5 + 30.0)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn groups_are_asked_for_by_how_they_lie_in_the_mesh() {
+        let mesh = Mesh::parse("dp_replicate=2,dp_shard=3,cp=2,tp=4", 48).unwrap();
+        let asked = |zero: u8, reshard: Reshard| {
+            let seen = std::cell::RefCell::new(Vec::new());
+            let rings = |size: usize, stride: usize| {
+                seen.borrow_mut().push((size, stride));
+                EVEN
+            };
+            let policy = Policy { zero, reshard, ..Policy::default() };
+            let options = Options { kv_replicas: 2, ..Options::default() };
+            let model = Model { layers: 4, ..Model::default() };
+            let all = predict(&rings, &mesh, &policy, &model, (8.0, 0.0, 8.0), &options);
+            let groups: Vec<&str> = all.iter().map(|p| p.group).collect();
+            (groups.join(" "), seen.into_inner())
+        };
+        let (groups, lie) = asked(3, Reshard::Groups(3));
+        assert_eq!(groups, "tp kv_replicas cp fsdp fsdp_near dp_replicate");
+        assert_eq!(lie, [(4, 1), (2, 1), (2, 4), (6, 4), (3, 4), (2, 24)]);
+        let (groups, lie) = asked(0, Reshard::Always);
+        assert_eq!((groups.as_str(), &lie[3..]), ("tp kv_replicas cp loss", &[(12, 4)][..]));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nd_topology::placement::Placement;
 
-use super::Predicted;
+use super::{Predicted, predict};
 use crate::mesh::{Axis, Mesh};
 
 /// What crosses the links between hosts on a mesh that has copies of the shards, and what would if all of these ranks had one set
@@ -40,10 +40,8 @@ pub(super) fn crossing(placement: &Placement, mesh: &Mesh, predicted: &[Predicte
     let (mut bytes, mut us) = (0.0, 0.0);
     for p in predicted {
         let Some((groups, hosts)) = leaving(placement, mesh, p) else { continue };
-        let others = |n: usize| (n - 1) as f64 / n as f64;
-        let each = p.bytes * others(hosts) / others(p.size);
-        bytes += groups as f64 * each;
-        us += p.us - (p.bytes - each) / p.gbps / 1000.0;
+        bytes += groups as f64 * p.bytes * predict::crossing(p.size, hosts);
+        us += p.us;
     }
     Crossing { mesh: *mesh, bytes, us }
 }
@@ -106,7 +104,7 @@ mod tests {
         assert_eq!(flat.to_string(), "dp_shard=4");
         // Of 400 bytes each host has a half, which crosses the link once.
         let crossed = crossing(&placement(&[0, 0, 1, 1]), &flat, &[predicted("fsdp", 4, 300.0)]);
-        assert!((crossed.bytes - 200.0).abs() < 1e-9 && (crossed.us - 9.9).abs() < 1e-9, "{crossed:?}");
+        assert!((crossed.bytes - 200.0).abs() < 1e-9 && crossed.us == 10.0, "{crossed:?}");
         let near = predicted("fsdp_near", 2, 50.0);
         assert_eq!(crossing(&placement(&[0, 0, 1, 1]), &flat, std::slice::from_ref(&near)).bytes, 0.0);
         assert_eq!(crossing(&placement(&[0, 1, 1, 0]), &flat, &[near]).bytes, 100.0);

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use nd_comm::choose::Chooser;
 use nd_comm::prelude::Communicator;
-use nd_tests::worlds::each;
+use nd_tests::worlds::{Kind, each, world};
 use safetensors::tensor::Dtype;
 
 use super::{Config, Trainer};
@@ -153,7 +154,7 @@ fn ranks_that_run_out_of_data_go_on_without() {
 #[test]
 fn a_text_without_a_single_step_is_refused_with_the_numbers() {
     for (key, value, words) in [
-        ("seq-len", "100000000", "1 sequences of seq-len + 1 = 100000001"),
+        ("seq-len", "100000000", "1 sequence of seq-len + 1 = 100000001"),
         ("batch", "1000000000000", "a step takes 1000000000000"),
     ] {
         let error = run_with(1, &small(&[(key, value)]), |_| ()).remove(0).unwrap_err().to_string();
@@ -161,7 +162,7 @@ fn a_text_without_a_single_step_is_refused_with_the_numbers() {
     }
     let odd = small(&[("hidden", "60")]);
     let error = run_with(1, &odd, |_| ()).remove(0).unwrap_err().to_string();
-    assert!(error.starts_with("head_dim=15"), "{error}");
+    assert!(error.starts_with("hidden=60 is no multiple of 2 × heads = 8"), "{error}");
 }
 
 #[test]
@@ -297,6 +298,120 @@ fn meshes_that_do_not_divide_the_model_are_refused_with_the_numbers() {
     }
 }
 
+/// Shapes of config.json and meshes, and whatever a refusal suggests for them.
+#[test]
+fn whatever_is_suggested_for_heads_works() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |tp: usize, replicas: usize| {
+        let mut config = Config { init: Some(folder.path().to_owned()), ..Config::default() };
+        config.set("mesh", &format!("tp={tp}")).unwrap();
+        config.set("kv-replicas", &replicas.to_string()).unwrap();
+        Trainer::check(&config, tp, tp).map_err(|e| e.to_string())
+    };
+    let mut suggested = 0;
+    for (heads, kv_heads) in (1..=12).flat_map(|heads| (1..=heads).map(move |kv_heads| (heads, kv_heads))) {
+        if heads % kv_heads != 0 {
+            continue;
+        }
+        let model = llama::Config {
+            vocab_size: 5040,
+            hidden_size: 4 * heads,
+            intermediate_size: 5040,
+            num_hidden_layers: 1,
+            num_attention_heads: heads,
+            num_key_value_heads: kv_heads,
+            head_dim: 4,
+            ..llama::Config::default()
+        };
+        std::fs::write(folder.path().join("config.json"), model.to_json()).unwrap();
+        for (tp, replicas) in (1..=12).flat_map(|tp| (1..=4).map(move |replicas| (tp, replicas))) {
+            let Err(error) = start(tp, replicas) else { continue };
+            let (_, advice) = error.split_once(": use ").unwrap_or_else(|| panic!("{error}"));
+            let numbers = |text: &str| -> Vec<usize> {
+                let words = text.split(|c: char| !c.is_ascii_digit()).filter(|word| !word.is_empty());
+                words.map(|word| word.parse().unwrap()).collect()
+            };
+            // `tp=1 or 3`, `tp=1 or 3, or kv_replicas=2`, `tp=1 or 3 with kv_replicas=1`, `kv_replicas=2`.
+            let (meshes, copies) = advice.split_once("kv_replicas=").unwrap_or((advice, ""));
+            let (meshes, copies) = (numbers(meshes), numbers(copies));
+            let fixes: Vec<(usize, usize)> = match (advice.contains(" with "), &copies[..]) {
+                (true, [copies]) => meshes.iter().map(|tp| (*tp, *copies)).collect(),
+                (_, copies) => {
+                    let meshes = meshes.iter().map(|tp| (*tp, replicas));
+                    meshes.chain(copies.iter().map(|copies| (tp, *copies))).collect()
+                }
+            };
+            assert!(!fixes.is_empty(), "{error}");
+            for (tp, replicas) in fixes {
+                assert_eq!(
+                    start(tp, replicas),
+                    Ok(()),
+                    "tp={tp} kv_replicas={replicas}, suggested by {error}"
+                );
+                suggested += 1;
+            }
+        }
+    }
+    assert!(suggested > 500, "{suggested}");
+}
+
+#[test]
+fn heads_that_tp_does_not_divide_are_copied() {
+    let shape = [("hidden", "96"), ("heads", "12"), ("kv-heads", "3")];
+    let of = |ranks, more: &[(&str, &str)]| run(ranks, &[&shape[..], more].concat());
+    let one = of(1, &[]);
+    close(&one, &of(2, &[("mesh", "tp=2"), ("kv-replicas", "2")]), 1e-5, "tp=2");
+    close(&one, &of(4, &[("mesh", "tp=4"), ("kv-replicas", "4")]), 1e-5, "tp=4");
+}
+
+/// Two ranks on each of two hosts; all ways to share the state of four ranks send the same over the same links.
+#[test]
+fn the_same_group_and_bytes_are_predicted_alike_on_every_mesh() {
+    let begun = |mesh: &str, zero: &str| {
+        let config = small(&[("mesh", mesh), ("zero", zero)]);
+        let ranks = world(&Kind::Hosts(vec![0, 0, 1, 1]), 4, &Chooser::default());
+        let mut all = each(&ranks, |comm| {
+            let trainer = Trainer::new(comm, &config).unwrap();
+            (trainer.predicted().to_vec(), trainer.spared().cloned())
+        });
+        let (predicted, spared) = all.swap_remove(0);
+        let state = predicted.into_iter().find(|p| p.size == 4).unwrap_or_else(|| panic!("{mesh}"));
+        (state, spared)
+    };
+    let (flat, none) = begun("dp_shard=4", "3");
+    assert!(none.is_none() && flat.between_hosts && flat.group == "fsdp");
+    assert_eq!(begun("dp_shard=2,cp=2", "3").0, flat);
+    let hybrid = small(&[("mesh", "dp_replicate=2,dp_shard=2")]);
+    let ranks = world(&Kind::Hosts(vec![0, 0, 1, 1]), 4, &Chooser::default());
+    let spared = each(&ranks, |comm| Trainer::new(comm, &hybrid).unwrap().spared().cloned());
+    let spared = spared.into_iter().next().flatten().unwrap();
+    assert_eq!(spared.flat.us, flat.us);
+    let (replicated, _) = begun("dp_replicate=4", "0");
+    for mesh in ["dp_shard=4", "dp_replicate=2,dp_shard=2", "dp_shard=2,cp=2", "dp_replicate=2,cp=2"] {
+        let (sum, _) = begun(mesh, "0");
+        assert_eq!(
+            (sum.bytes, sum.us, sum.gbps),
+            (replicated.bytes, replicated.us, replicated.gbps),
+            "{mesh}"
+        );
+    }
+}
+
+#[test]
+fn what_is_no_regular_file_is_no_text() {
+    for (key, path) in
+        [("data", "/dev/zero"), ("eval-data", "/dev/zero"), ("tokenizer", "/dev/zero"), ("data", "/")]
+    {
+        let error = run_with(1, &small(&[(key, path)]), |_| ()).remove(0).unwrap_err().to_string();
+        assert!(error.contains("no regular file") && error.contains(&format!("check --{key}")), "{error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config { init: Some(folder.path().to_owned()), ..Config::default() };
+    std::os::unix::fs::symlink("/dev/zero", folder.path().join("config.json")).unwrap();
+    let error = run_with(1, &config, |_| ()).remove(0).unwrap_err().to_string();
+    assert!(error.contains("config.json") && error.contains("it is a device, no regular file"), "{error}");
+}
+
 #[test]
 fn what_is_sent_is_what_was_predicted() {
     for (ranks, settings) in [
@@ -315,6 +430,7 @@ fn what_is_sent_is_what_was_predicted() {
         (2, "mesh=tp=2 dtype=bf16 accumulation=2"),
         (4, "mesh=tp=4 kv-replicas=2"),
         (4, "mesh=tp=4 kv-heads=1 kv-replicas=4"),
+        (2, "mesh=tp=2 hidden=96 heads=12 kv-heads=3 kv-replicas=2"),
         (4, "mesh=cp=4"),
         (4, "mesh=cp=4 checkpoint-activations=true"),
         (4, "mesh=cp=4 cp-form=all-gather"),

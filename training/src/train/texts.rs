@@ -11,6 +11,7 @@ use super::agree::{Thing, all_well, same_files};
 use crate::data::{Tokenizer, Tokens, text};
 use crate::digest::digest;
 use crate::error::{Error, Result};
+use crate::files::regular;
 
 /// Bytes of the text that is made where none is given, and of the one to measure on.
 const MADE: usize = 200_000;
@@ -98,13 +99,15 @@ impl Texts {
         }
     }
 
-    /// Whether the files are there, before anything is read.
+    /// Whether the files are there, before anything is read, and have a length.
     ///
     /// # Errors
-    /// [`Error::File`] for the first that is not.
+    /// [`Error::File`] for the first that is not or has none.
     pub fn are_there(config: &Config) -> Result<()> {
-        let there =
-            |(path, flag)| std::fs::File::open(path).map(drop).map_err(|e| unreadable(path, flag, &e));
+        let there = |(path, flag)| {
+            let opened = regular(path).and_then(|()| std::fs::File::open(path));
+            opened.map(drop).map_err(|e| unreadable(path, flag, &e))
+        };
         files(config).into_iter().try_for_each(there)
     }
 

@@ -8,6 +8,7 @@ use nd_comm::prelude::Communicator;
 use nd_topology::placement::{self, Placement};
 
 use super::agree::{Thing, all_well, same, same_files};
+use super::place::{placeable, ring};
 use super::spared::{Spared, crossing};
 use super::texts::Texts;
 use super::{Config, KEYS, Loop, Placed, Predicted, Row, Sent, place, predict, room};
@@ -57,8 +58,7 @@ impl Trainer {
     /// # Errors
     /// [`Error::Config`], [`Error::File`] or [`Error::Mesh`] with what does not fit and what to do.
     pub fn check(config: &Config, ranks: usize, local_ranks: usize) -> Result<()> {
-        Plan::new(config, ranks, local_ranks)?;
-        Texts::are_there(config)
+        Plan::new(config, ranks, local_ranks).map(drop)
     }
 
     /// Reads what is to be read, places the ranks, and makes or loads this rank's shards. All ranks call this.
@@ -73,11 +73,14 @@ impl Trainer {
         plan.check_length(config, text.tokens.len())?;
         let eval = texts.eval.map(|tokens| plan.text(config, tokens, Order::Sequential));
         let weights = all_well(comm, weights(config))?;
+        let warning = all_well(comm, weights.warning())?.filter(|_| comm.rank() == 0);
+        if let Some(warning) = warning {
+            tracing::warn!("{warning}");
+        }
         let files = weights.files().map(|files| plan.files(config, &files));
         same_files(comm, &all_well(comm, files)?)?;
+        let sequence = plan.sequence(config);
         let Plan { mesh, model, .. } = plan;
-        // Tokens, and padding.
-        let sequence = config.seq_len + padding(config.seq_len, &mesh);
         let shape = shape(&model, config, &mesh, sequence)?;
         let placed = place(comm, &mesh, &shape)?;
         let groups = Groups::new(comm, mesh, &placed.order)?;
@@ -92,8 +95,11 @@ impl Trainer {
         let kept = units.iter().filter(|unit| unit.1).map(|unit| unit.0).sum();
         let trained = training.sharded().units().flat_map(|unit| &unit.parameters).filter(|p| !p.frozen);
         let trained = trained.map(Parameter::len).sum::<usize>() as f64;
+        let numbers = (parameters, kept, trained);
         let predict = |placement: &Placement, mesh: &Mesh| {
-            predict(placement, mesh, &config.policy(), &shape, (parameters, kept, trained), &options(config))
+            let Some(cluster) = &placed.cluster else { return Vec::new() };
+            let rings = |size, stride| ring(cluster, &placement.order, size, stride);
+            predict(&rings, mesh, &config.policy(), &shape, numbers, &options(config))
         };
         let predicted = placed.placement.as_ref().map(|p| predict(p, &mesh)).unwrap_or_default();
         let spared = placed.placement.as_ref().zip(placed.flat.as_ref()).filter(|_| config.zero > 0);
@@ -284,6 +290,7 @@ struct Plan {
 impl Plan {
     fn new(config: &Config, ranks: usize, local_ranks: usize) -> Result<Plan> {
         config.check()?;
+        Texts::are_there(config)?;
         let mesh = Mesh::parse(&config.mesh, ranks)?;
         let batching = config.batching(&mesh)?;
         let model = match &config.init {
@@ -305,7 +312,14 @@ impl Plan {
         }
         room::check(&plan.model, config, &mesh, local_ranks)?;
         Llama::check(&plan.model, &options(config), &mesh)?;
+        let sequence = plan.sequence(config);
+        placeable(&mesh, &shape(&plan.model, config, &mesh, sequence)?)?;
         Ok(plan)
+    }
+
+    /// Tokens of a sequence, and padding.
+    fn sequence(&self, config: &Config) -> usize {
+        config.seq_len + padding(config.seq_len, &self.mesh)
     }
 
     /// Refuses a text that has not as many sequences as a step takes.
@@ -317,9 +331,12 @@ impl Plan {
             return Ok(());
         }
         Err(Error::Config(format!(
-            "the text has {tokens} tokens, {sequences} sequences of seq-len + 1 = {}, and a step takes {batch} (micro-batch × \
-             accumulation × {ranks} data-parallel ranks); lower --seq-len or --batch, or give a longer text",
+            "the text has {tokens} token{}, {sequences} sequence{} of seq-len + 1 = {}, and a step takes {batch} (micro-batch × \
+             accumulation × {ranks} data-parallel rank{}); lower --seq-len or --batch, or give a longer text",
+            plural(tokens),
+            plural(sequences as usize),
             config.seq_len.saturating_add(1),
+            plural(ranks)
         )))
     }
 
@@ -361,6 +378,11 @@ impl Plan {
         });
         std::iter::once(config).chain(weights).collect()
     }
+}
+
+/// What the word for so many things ends with.
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }
 
 /// Where the weights come from.

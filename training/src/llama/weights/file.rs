@@ -13,7 +13,8 @@ use super::layout::Layout;
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::llama::Config;
-use crate::llama::config::HEAD;
+use crate::llama::config::{EMBEDDING, HEAD};
+use crate::{files, json};
 
 /// Longest header that is read: that of the format's own library.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -105,7 +106,9 @@ impl Checkpoint {
     }
 
     fn read_index(&mut self, path: &Path) -> Result<()> {
-        let text = std::fs::read_to_string(path).map_err(|e| file_error(path, e))?;
+        let text = files::regular(path).and_then(|()| std::fs::read_to_string(path));
+        let text = text.map_err(|e| file_error(path, e))?;
+        json::check(text.as_bytes()).map_err(|e| file_error(path, e))?;
         let index: Index = serde_json::from_str(&text).map_err(|e| file_error(path, e))?;
         for name in index.weight_map.values().collect::<BTreeSet<_>>() {
             if Path::new(name).components().count() != 1 || Path::new(name).file_name().is_none() {
@@ -124,7 +127,7 @@ impl Checkpoint {
 
     fn read_header(&mut self, path: &Path) -> Result<()> {
         let error = |problem: String| file_error(path, problem);
-        let file = File::open(path).map_err(|e| error(e.to_string()))?;
+        let file = files::regular(path).and_then(|()| File::open(path)).map_err(|e| error(e.to_string()))?;
         let length = file.metadata().map_err(|e| error(e.to_string()))?.len();
         let mut size = [0; 8];
         file.read_exact_at(&mut size, 0)
@@ -137,6 +140,7 @@ impl Checkpoint {
         }
         let mut header = vec![0; size as usize];
         file.read_exact_at(&mut header, 8).map_err(|e| error(e.to_string()))?;
+        json::check(&header).map_err(|e| error(format!("its header: {e}; write the file again")))?;
         let metadata: Metadata =
             serde_json::from_slice(&header).map_err(|e| error(format!("its header: {e}")))?;
         let expected = 8 + size + metadata.data_len() as u64;
@@ -191,6 +195,32 @@ impl Checkpoint {
         }
         let problem = format!("tensors that config.json's model does not have so: {}", problems.join("; "));
         Err(file_error(&self.dir, problem))
+    }
+
+    /// A head that is not used because `config.json` says that the embedding is the head, although the two differ.
+    pub fn unused_head(&self) -> Result<Option<&Path>> {
+        let both = [HEAD, EMBEDDING].map(|name| self.tensors.get(name));
+        let [Some(head), Some(embedding)] = both else { return Ok(None) };
+        if !self.config.tie_word_embeddings {
+            return Ok(None);
+        }
+        let path = &*self.files[head.file].path;
+        if (&head.shape, head.dtype) != (&embedding.shape, embedding.dtype) {
+            return Ok(Some(path));
+        }
+        // A head that was trained by itself differs everywhere.
+        let [mut of_head, mut of_embedding] = [[0; SAMPLE as usize]; 2];
+        for (start, len) in samples(head.bytes()) {
+            for (stored, piece) in [(head, &mut of_head), (embedding, &mut of_embedding)] {
+                let Opened { path, file, .. } = &self.files[stored.file];
+                let piece = &mut piece[..len as usize];
+                file.read_exact_at(piece, stored.start + start).map_err(|e| file_error(path, e))?;
+            }
+            if of_head != of_embedding {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether a tensor that the model does not have may be there all the same: the copy of a tied head, and the table
@@ -354,6 +384,45 @@ mod tests {
         assert!(error.contains("model.embed_tokens.weight is [10, 8] and should be [11, 8]"), "{error}");
         // The copy of a tied head may be there.
         assert_eq!(told(&Config { tie_word_embeddings: true, ..config() }), None);
+    }
+
+    #[test]
+    fn a_head_that_tied_embeddings_leave_out_is_named_unless_it_is_their_copy() {
+        let untied = config();
+        let dir = tempfile::tempdir().unwrap();
+        let warned = |drawn: &str, tie_word_embeddings: bool| {
+            let random = Weights::random(1);
+            let fill = &mut |p: &Parameter, out: &mut [f32]| {
+                let name = if p.name == HEAD { drawn.to_owned() } else { p.name.clone() };
+                random.fill(&Parameter { name, ..p.clone() }, 0..p.len(), out)
+            };
+            save(dir.path(), &untied, Dtype::F32, fill).unwrap();
+            let config = Config { tie_word_embeddings, ..untied.clone() };
+            std::fs::write(dir.path().join("config.json"), config.to_json()).unwrap();
+            Weights::open(dir.path()).unwrap().warning().unwrap()
+        };
+        let warning = warned(HEAD, true).unwrap();
+        assert!(warning.contains("model.safetensors: lm_head.weight is not used"), "{warning}");
+        assert!(warning.contains("tie_word_embeddings"), "{warning}");
+        assert_eq!([warned(EMBEDDING, true), warned(HEAD, false)], [None, None]);
+        assert_eq!(Weights::random(1).warning().unwrap(), None);
+    }
+
+    #[test]
+    fn a_name_twice_in_a_header_is_refused() {
+        let dir = written(&config(), Dtype::F32);
+        let path = dir.path().join("model.safetensors");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = String::from_utf8(bytes[8..8 + len].to_vec()).unwrap();
+        let at = header.find("\"model.norm.weight\"").unwrap();
+        let end = header[at..].find('}').unwrap();
+        let twice = header.replacen('{', &format!("{{{},", &header[at..=at + end]), 1);
+        bytes.splice(8..8 + len, twice.bytes());
+        bytes[..8].copy_from_slice(&(twice.len() as u64).to_le_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        let error = Weights::open(dir.path()).err().expect("an error").to_string();
+        assert!(error.contains("model.safetensors: its header: model.norm.weight is there twice"), "{error}");
     }
 
     #[test]

@@ -25,17 +25,26 @@ impl Layout {
             return Ok(Layout::Index(index));
         }
         let entries = std::fs::read_dir(dir).map_err(|e| file_error(dir, e))?;
-        let mut names: Vec<String> = entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .filter(|name| name.ends_with(".safetensors"))
-            .collect();
-        names.sort_unstable();
-        if names.iter().any(|name| name == "model.safetensors") {
+        let mut all: Vec<String> =
+            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        all.sort_unstable();
+        let names: Vec<&String> = all.iter().filter(|name| name.ends_with(".safetensors")).collect();
+        if names.iter().any(|name| *name == "model.safetensors") {
             return Ok(Layout::Files(vec![dir.join("model.safetensors")]));
         }
-        let Some(first) = names.first() else { return Ok(Layout::None) };
-        let numbered: BTreeMap<usize, (usize, &String)> = names.iter().filter_map(number).collect();
+        let Some(first) = names.first() else {
+            return match all.iter().find(|name| are_weights(name)) {
+                None => Ok(Layout::None),
+                Some(other) => Err(file_error(
+                    dir,
+                    format!(
+                        "{other} is no safetensors file, and there is none: write the model in that format (in transformers \
+                         by save_pretrained), or take {other} away to begin with random weights"
+                    ),
+                )),
+            };
+        };
+        let numbered: BTreeMap<usize, (usize, &String)> = names.iter().copied().filter_map(number).collect();
         let Some((_, &(of, _))) = numbered.first_key_value() else {
             let problem = format!(
                 "{first} is neither model.safetensors nor a numbered part of a model, and no \
@@ -52,6 +61,19 @@ impl Layout {
             return Err(file_error(dir, problem));
         }
         Ok(Layout::Files((1..=of).filter_map(part).map(|part| dir.join(part.1)).collect()))
+    }
+}
+
+/// Whether a name is one that other formats give to a model's weights: PyTorch's, TensorFlow's, Flax's, llama.cpp's.
+fn are_weights(name: &str) -> bool {
+    let Some((stem, extension)) = name.rsplit_once('.') else { return false };
+    match extension {
+        "gguf" | "h5" | "msgpack" | "ckpt" => true,
+        // A trainer's own state has such names too.
+        "bin" | "pt" | "pth" => {
+            ["pytorch_model", "model", "consolidated"].iter().any(|s| stem.starts_with(s))
+        }
+        _ => false,
     }
 }
 
@@ -86,6 +108,14 @@ mod tests {
         assert_eq!(found(&["config.json"]).unwrap(), [""; 0]);
         let error = found(&parts[1..]).unwrap_err();
         assert!(error.contains("part 1 of 2 is missing, model-00001-of-00002.safetensors"), "{error}");
+        for name in
+            ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "consolidated.00.pth", "tf_model.h5"]
+        {
+            let error = found(&["config.json", "training_args.bin", name]).unwrap_err();
+            assert!(error.contains(&format!("{name} is no safetensors file")), "{error}");
+            assert_eq!(found(&[name, "model.safetensors"]).unwrap(), ["model.safetensors"]);
+        }
+        assert_eq!(found(&["training_args.bin", "optimizer.pt", "model.onnx", "README"]).unwrap(), [""; 0]);
         let error = found(&["weights.safetensors"]).unwrap_err();
         assert!(error.contains("weights.safetensors is neither model.safetensors"), "{error}");
     }

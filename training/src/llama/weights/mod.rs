@@ -89,6 +89,25 @@ impl Weights {
         }
     }
 
+    /// What of the files is not used although it is there, for people. Few pieces of each tensor are looked at, as by
+    /// [`Weights::files`].
+    ///
+    /// # Errors
+    /// [`Error::File`] for a file that cannot be read.
+    pub fn warning(&self) -> Result<Option<String>> {
+        let unused = match &self.source {
+            Source::Random(_) => None,
+            Source::Checkpoint(checkpoint) => checkpoint.unused_head()?,
+        };
+        Ok(unused.map(|path| {
+            format!(
+                "{}: lm_head.weight is not used and differs from model.embed_tokens.weight, which is the head as \
+                 config.json has tie_word_embeddings = true; set that to false if the model has a head of its own",
+                path.display()
+            )
+        }))
+    }
+
     /// The model that they belong to, where a directory says it.
     pub fn config(&self) -> Option<&Config> {
         match &self.source {

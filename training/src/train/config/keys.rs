@@ -74,7 +74,7 @@ keys! {
         "eps" "EPS" adamw.eps: amount, "AdamW's";
     }
     "Parallelism" {
-        "mesh" "AXIS=SIZE,..." mesh: text,
+        "mesh" "AXIS=SIZE,..." mesh: mesh,
             "Ranks along dp_replicate, dp_shard, cp and tp, whose product is the number of ranks; -1: what is left";
         "zero" "0|1|2|3" zero: zero,
             "What is sharded over dp_shard (and cp): nothing (DDP), optimizer, gradients too, weights too (FSDP)";

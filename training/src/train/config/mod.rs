@@ -14,6 +14,7 @@ pub use keys::{KEYS, Key};
 use crate::context_parallel::{Balance, Form};
 use crate::data::{Order, Tokenizer};
 use crate::error::{Error, Result};
+use crate::llama;
 use crate::mesh::Mesh;
 use crate::optim::{Decay, Options, Scaling};
 use crate::shard::{Policy, Reshard};
@@ -159,6 +160,8 @@ impl Default for Config {
     }
 }
 
+/// What this calls a model's sizes.
+const NAMES: llama::Names = llama::Names { hidden: "hidden", heads: "heads", kv_heads: "kv-heads" };
 /// Sequences of a micro-batch where nothing is said.
 const MICRO_BATCH: usize = 4;
 /// Sequences of a step, which are counted in 32 bits.
@@ -249,6 +252,9 @@ impl Config {
                 key.name
             ));
         }
+        if self.init.is_none() {
+            llama::head_dim(&NAMES, self.hidden, self.heads, self.kv_heads)?;
+        }
         if self.eval_every > 0 && self.eval_data.is_none() {
             return wrong(format!(
                 "eval-every={}: there is no text to evaluate on; give one with --eval-data",
@@ -304,6 +310,8 @@ mod tests {
         let shaped = Config { init: Some("model".into()), hidden: 64, ..Config::default() };
         let error = shaped.check().unwrap_err().to_string();
         assert!(error.contains("hidden=64") && error.contains("model/config.json"), "{error}");
+        let narrow = Config { hidden: 10, ..Config::default() }.check().unwrap_err().to_string();
+        assert!(narrow.contains("hidden=10 is no multiple of 2 × heads = 8"), "{narrow}");
         let never = Config { eval_every: 5, ..Config::default() };
         assert!(never.check().unwrap_err().to_string().contains("--eval-data"));
         config.set("zero", "1").unwrap();

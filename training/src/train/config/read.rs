@@ -220,6 +220,7 @@ mod tests {
         assert!(said("betas", "0.9,0.95,1e-8").contains("3 numbers, not two"));
         assert!(said("betas", "0.9,1").contains("below 1"));
         assert!(said("zero", "4").contains("3 (FSDP)"));
+        assert_eq!(said("mesh", " , "), "mesh= , : names no axis; write such as dp_shard=2,tp=2");
         assert!(said("bucket-bytes", "5X").contains("25M"));
         let toml = |text: &str| Config::default().read_toml(text).unwrap_err().to_string();
         assert!(toml("steps = 3\nlr = = 2").starts_with("line 2: not TOML"));
@@ -228,6 +229,7 @@ mod tests {
             "learning_rate and lr are the same setting; leave one of them out"
         );
         assert!(toml("data = { a = 1 }").contains("no plain value"));
+        assert!(toml("mesh = {}").contains("names no axis") && toml("mesh = \"\"").contains("names no axis"));
         let missing = Config::default().read_file(Path::new("none.toml")).unwrap_err().to_string();
         assert!(
             missing.starts_with("none.toml: cannot be read") && missing.contains("--config"),

@@ -181,9 +181,12 @@ pub fn path(text: &str) -> Parsed<Option<PathBuf>> {
     Ok((!text.is_empty()).then(|| text.into()))
 }
 
-/// Any text.
-pub fn text(text: &str) -> Parsed<String> {
-    Ok(text.to_owned())
+/// Axes with their sizes, which are judged when the number of ranks is known.
+pub fn mesh(text: &str) -> Parsed<String> {
+    match text.split(',').all(|axis| axis.trim().is_empty()) {
+        true => Err("names no axis; write such as dp_shard=2,tp=2".into()),
+        false => Ok(text.to_owned()),
+    }
 }
 
 /// One of the types that can be computed in.
