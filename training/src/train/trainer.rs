@@ -314,6 +314,9 @@ impl Plan {
         Llama::check(&plan.model, &options(config), &mesh)?;
         let sequence = plan.sequence(config);
         placeable(&mesh, &shape(&plan.model, config, &mesh, sequence)?)?;
+        if let Some(folder) = &config.init {
+            Weights::are_in(folder)?;
+        }
         Ok(plan)
     }
 
