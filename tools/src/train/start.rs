@@ -39,7 +39,7 @@ fn one(config: &Config, launch: &Launch, settings: &nd_comm::config::Config) -> 
         }
         let capped = threads::decide(config, launch);
         if let Some(capped) = capped.filter(|_| speaks) {
-            eprintln!("{capped}");
+            say::line(capped);
         }
         let comm = Communicator::from_launch(launch, settings)?;
         run::rank(&comm, config)
