@@ -362,12 +362,7 @@ impl Fabric {
             IBV_WC_SUCCESS if received => {
                 // SAFETY: complete, and given back after this.
                 let message = unsafe { adapter.message(buffer, completion.byte_len) };
-                if open {
-                    queue.receive(at, message)
-                } else {
-                    queue.receive_later(at, message);
-                    Ok(())
-                }
+                if open { queue.receive(at, message) } else { queue.receive_later(at, message) }
             }
             IBV_WC_SUCCESS => {
                 queue.complete(at, completion.wr_id);

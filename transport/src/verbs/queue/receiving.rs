@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use nd_topology::rdma::MOST_RAILS;
 
-use super::{At, Fault, Lane, Queue};
+use super::{At, Fault, Lane, MESSAGES, Queue};
 use crate::link::Signal;
 use crate::verbs::keys::{FIRST, Given, Keys, Registered, keys_of};
 use crate::verbs::memory::Device;
@@ -19,8 +19,12 @@ const ANSWERS: usize = 4096;
 
 impl Queue {
     /// Keeps a message that came while the way was being tried, which the peer has found open.
-    pub fn receive_later(&mut self, at: At, message: &[u8]) {
+    pub fn receive_later(&mut self, at: At, message: &[u8]) -> Result<(), Fault> {
+        if self.before.len() >= MESSAGES as usize {
+            return Err(Fault::Protocol(format!("more than {MESSAGES} messages before the way was open")));
+        }
         self.before.push((at, message.into()));
+        Ok(())
     }
 
     /// Takes what was kept.
@@ -54,7 +58,7 @@ impl Queue {
         let due = self.due();
         let ahead = |number: u16| number.wrapping_sub(due);
         let in_order = self.lanes[lane].early.back().is_none_or(|(last, _)| ahead(*last) < ahead(number));
-        if self.lanes.len() == 1 || ahead(number) > u16::MAX / 2 || !in_order {
+        if self.lanes.len() == 1 || u32::from(ahead(number)) > MESSAGES || !in_order {
             return Err(Fault::Protocol(format!("message number {number}, where number {due} is due")));
         }
         self.lanes[lane].early.push_back((number, message.into()));
