@@ -7,9 +7,10 @@ use crate::fold::Fold;
 
 /// Bytes of a result that are made in the first-level cache before they are stored past it.
 const BLOCK: usize = 4 << 10;
-/// Results that the caches keep are made in pieces of so many bytes, which are in the first-level cache until all places
-/// have them. Stored pack by pack everywhere, they were slower: 1.2 to 1.9 (2 ranks, 64 KiB to 4 MiB, Zen 4).
-const PIECE: usize = 2 << 10;
+/// Results that the caches keep are made in pieces of so many bytes, which stay in the first-level cache until all places
+/// have them. Stored pack by pack everywhere they take 1.2 to 2.5 times as long, in pieces of 2 KiB 1.1 times (2 ranks,
+/// 256 KiB to 4 MiB, Zen 4).
+const PIECE: usize = 8 << 10;
 /// What is stored past the caches begins at multiples of this.
 pub(super) const ALIGNMENT: usize = 32;
 
@@ -27,7 +28,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise; the three parts make up `len`.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
-        lines::<true>(from.add(head), to.add(head), whole);
+        lines(from.add(head), to.add(head), whole);
         let done = head + whole;
         std::ptr::copy_nonoverlapping(from.add(done), to.add(done), len - done);
     }
@@ -96,7 +97,7 @@ unsafe fn in_pieces(
             let to = Destination { ptr: dst.ptr.add(at), ..dst };
             kernel.fold(fold, terms, to, n);
             for other in others {
-                copy_piece(to.ptr, other.add(behind + at), n * width);
+                std::ptr::copy_nonoverlapping(to.ptr, other.add(behind + at), n * width);
             }
         }
         skip(kernel, terms, n);
@@ -131,7 +132,7 @@ unsafe fn past_the_caches(
             let done = behind + to.offset_from_unsigned(dst.ptr);
             for to in std::iter::once(to).chain(others.iter().map(|other| other.add(done))) {
                 if to.addr().is_multiple_of(ALIGNMENT) && bytes.is_multiple_of(ALIGNMENT) {
-                    lines::<true>(aside.ptr, to, bytes);
+                    lines(aside.ptr, to, bytes);
                 } else {
                     std::ptr::copy_nonoverlapping(aside.ptr, to, bytes);
                 }
@@ -144,42 +145,29 @@ unsafe fn past_the_caches(
     finish();
 }
 
-/// Copies what is in the first-level cache: register by register, where the C library begins with `rep movsb`.
+/// Copies whole lines past the caches.
 ///
 /// # Safety
-/// Both have room and do not overlap.
-unsafe fn copy_piece(from: *const u8, to: *mut u8, len: usize) {
-    let whole = len / ALIGNMENT * ALIGNMENT;
-    // SAFETY: the caller's promise; both parts make up `len`.
-    unsafe {
-        lines::<false>(from, to, whole);
-        std::ptr::copy_nonoverlapping(from.add(whole), to.add(whole), len - whole);
-    }
-}
-
-/// Copies whole lines, past the caches if `PAST`.
-///
-/// # Safety
-/// As for [`copy`]; `len` is a multiple of [`ALIGNMENT`], and with `PAST` so is `to`.
+/// As for [`copy`]; `to` and `len` are multiples of [`ALIGNMENT`].
 #[cfg(target_arch = "x86_64")]
-unsafe fn lines<const PAST: bool>(from: *const u8, to: *mut u8, len: usize) {
-    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_si256};
+unsafe fn lines(from: *const u8, to: *mut u8, len: usize) {
+    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
     /// # Safety
     /// As for [`lines`], on a processor with AVX.
     #[target_feature(enable = "avx")]
-    unsafe fn with_avx<const PAST: bool>(from: *const u8, to: *mut u8, len: usize) {
+    unsafe fn with_avx(from: *const u8, to: *mut u8, len: usize) {
         for at in (0..len).step_by(ALIGNMENT) {
-            // SAFETY: inside `len`; `to` is aligned where it must be.
+            // SAFETY: inside `len`; `to` is aligned.
             unsafe {
-                let (line, to) = (_mm256_loadu_si256(from.add(at).cast()), to.add(at).cast::<__m256i>());
-                if PAST { _mm256_stream_si256(to, line) } else { _mm256_storeu_si256(to, line) }
+                let line = _mm256_loadu_si256(from.add(at).cast());
+                _mm256_stream_si256(to.add(at).cast::<__m256i>(), line);
             }
         }
     }
     // SAFETY: the caller's promise, and the processor was asked.
     unsafe {
         match std::arch::is_x86_feature_detected!("avx") {
-            true => with_avx::<PAST>(from, to, len),
+            true => with_avx(from, to, len),
             false => std::ptr::copy_nonoverlapping(from, to, len),
         }
     }
@@ -188,7 +176,7 @@ unsafe fn lines<const PAST: bool>(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 /// As for [`copy`].
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn lines<const PAST: bool>(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn lines(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
 }
