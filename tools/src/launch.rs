@@ -14,6 +14,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use nd_transport::process_is_stopped;
 use nd_transport::secure::Secret;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, kill_process_group, pidfd_open};
@@ -380,12 +381,8 @@ impl Group {
 
     /// Ranks that are stopped, as by SIGSTOP.
     pub fn stopped(&self) -> Stopped {
-        let is_stopped = |pid: u32| {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
-        };
         let all = self.running.iter().map(|running| (running.rank, running.child.id()));
-        Stopped(all.filter(|(_, pid)| is_stopped(*pid)).collect())
+        Stopped(all.filter(|(_, pid)| process_is_stopped(*pid)).collect())
     }
 
     /// How many ranks [`Group::wait`] has not yet reported as ended.

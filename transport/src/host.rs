@@ -64,7 +64,7 @@ pub(crate) fn process_start(pid: u32) -> Option<u64> {
 }
 
 /// Whether somebody has stopped a process (SIGSTOP, Ctrl-Z, a debugger).
-pub(crate) fn process_is_stopped(pid: u32) -> bool {
+pub fn process_is_stopped(pid: u32) -> bool {
     process_stat(pid).is_some_and(|(state, _)| matches!(state, 'T' | 't'))
 }
 

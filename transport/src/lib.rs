@@ -59,7 +59,7 @@ pub use dma_buf::{DmaBuf, DmaBufRegistration};
 pub use endpoint::{DerivedCard, Deriving, Endpoint, Opening, Step, Traffic};
 pub use error::{Error, Result};
 pub use fork::Forked;
-pub use host::{HostId, host_name, last_cache};
+pub use host::{HostId, host_name, last_cache, process_is_stopped};
 pub use link::{Abilities, Cost, INLINE_PART, Link, Part, Signal, Ticket, Transport};
 pub use parley::{Heard, Parley};
 pub use region::{Region, Window};

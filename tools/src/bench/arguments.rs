@@ -1,8 +1,6 @@
 //! The command line.
 
 use std::path::PathBuf;
-
-use crate::say;
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, ValueEnum};
@@ -11,6 +9,7 @@ use super::collective::{ALL, Bench};
 use super::fault::Fault;
 use super::options::{Options, check};
 use super::size;
+use crate::say;
 
 const EXAMPLES: &str = "\
 Examples:

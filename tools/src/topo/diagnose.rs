@@ -1,8 +1,6 @@
 //! `nd-topo diagnose`: reads what ranks wrote when they failed, and says who is to blame.
 
 use std::fs::{self, File};
-
-use crate::say;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +11,7 @@ use nd_topology::{Error, Result, printable};
 use serde::Serialize;
 
 use super::{put, put_json};
+use crate::say;
 
 pub(super) const EXAMPLES: &str = "Examples:
   nd-topo diagnose

@@ -13,13 +13,13 @@ mod show;
 mod simulate;
 
 use std::io::Write;
-
-use crate::say;
 use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use nd_topology::providers::{self, Options};
 use nd_topology::{Error, Graph, Paths, Result, System, formats, library, printable};
+
+use crate::say;
 
 /// What the machine looks like, which rings and trees fit it, and where to put a mesh
 #[derive(Debug, Parser)]

@@ -1,8 +1,6 @@
 //! The command line, from the table of settings.
 
 use std::path::Path;
-
-use crate::say;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -10,6 +8,7 @@ use nd_training::train::{Config, KEYS, Key};
 
 use super::error::Error;
 use super::{files, plot};
+use crate::say;
 
 const EXAMPLES: &str = "\
 Examples:
