@@ -10,7 +10,7 @@ use super::peers::has_given_up;
 use super::plan::{Operand, Place};
 use super::run::{Channels, Failure, Segment, channel};
 use super::stamp::comes_before;
-use crate::kernel::{Destination, Kernel, Source, spread};
+use crate::kernel::{Destination, Kernel, Places, Source, spread};
 use crate::schedule::MAX_LANES;
 
 /// What cross-memory attach reads at a time: small enough to be reduced while it is in the cache.
@@ -289,8 +289,8 @@ impl FoldTask<'_> {
             if others.is_empty() && !streams {
                 return kernel.fold(self.fold, sources, dst, n as usize);
             }
-            let others = (others, (done * width) as usize);
-            spread::fold(kernel, self.fold, sources, dst, others, n as usize, streams);
+            let places = Places { own: dst, others, behind: (done * width) as usize };
+            spread::fold(kernel, self.fold, sources, places, n as usize, streams);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use super::pack::{Bits, Numeric, Pack};
-use super::{Destination, Source};
+use super::{Destination, Places, Source};
 
 /// What an operation needs beside its operands.
 #[derive(Clone, Copy)]
@@ -39,15 +39,6 @@ pub(super) struct Functions {
     pub(super) unary: unsafe fn(Params, Unary, Source, Destination, usize),
     /// Whether `tree` has more than 2 terms.
     pub(super) fuses: bool,
-}
-
-/// All places where a result goes.
-#[derive(Clone, Copy)]
-pub(super) struct Places<'a> {
-    /// The first of them.
-    pub(super) own: Destination,
-    /// So many bytes behind each of these.
-    pub(super) others: (&'a [*mut u8], usize),
 }
 
 /// How packs are stored past the caches, on one instruction set.
@@ -370,7 +361,6 @@ unsafe fn each_to_all<P, S, T, const N: usize>(
     let lanes = const { P::LANES * P::VECTORS };
     let bytes = const { P::LANES * P::VECTORS * P::SIZE };
     const { assert!((P::LANES * P::VECTORS * P::SIZE).is_multiple_of(T::REGISTER)) }
-    let (others, behind) = places.others;
     let mut out = MaybeUninit::<[u8; PACK]>::uninit();
     let out: *mut u8 = out.as_mut_ptr().cast();
     let mut done = 0;
@@ -379,8 +369,8 @@ unsafe fn each_to_all<P, S, T, const N: usize>(
         unsafe {
             one::<P, S, N, 0, false>(params, &terms, out);
             T::store(out, places.own.ptr.wrapping_add(done), bytes);
-            for other in others {
-                T::store(out, other.wrapping_add(behind + done), bytes);
+            for other in places.others(done) {
+                T::store(out, other, bytes);
             }
         }
         for i in 0..N {
@@ -396,8 +386,8 @@ unsafe fn each_to_all<P, S, T, const N: usize>(
     unsafe {
         each::<P, S, N, 0, false>(params, terms, out, rest);
         std::ptr::copy_nonoverlapping(out, places.own.ptr.wrapping_add(done), rest * P::SIZE);
-        for other in others {
-            std::ptr::copy_nonoverlapping(out, other.wrapping_add(behind + done), rest * P::SIZE);
+        for other in places.others(done) {
+            std::ptr::copy_nonoverlapping(out, other, rest * P::SIZE);
         }
     }
 }

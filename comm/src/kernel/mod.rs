@@ -48,7 +48,7 @@ use std::fmt;
 use crate::fold::{Fold, FoldOp};
 use crate::number::{DataType, ReduceOp};
 
-use evaluate::{Functions, Params, Places, Unary};
+use evaluate::{Functions, Params, Unary};
 
 /// Where a term is read from; no alignment is required.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +68,32 @@ pub struct Destination {
     pub wide: bool,
     /// Whether this is the complete reduction, so that an average is divided here.
     pub finish: bool,
+}
+
+/// All places where a result goes, each of which has room for it; no alignment is required.
+#[derive(Debug, Clone, Copy)]
+pub struct Places<'a> {
+    /// The first of them.
+    pub own: Destination,
+    /// The others: `behind` bytes behind each of these.
+    pub others: &'a [*mut u8],
+    /// See there.
+    pub behind: usize,
+}
+
+impl<'a> Places<'a> {
+    /// So many bytes behind the beginning of each of the others.
+    #[inline(always)]
+    fn others(&self, at: usize) -> impl Iterator<Item = *mut u8> + use<'a> {
+        let behind = self.behind + at;
+        self.others.iter().map(move |other| other.wrapping_add(behind))
+    }
+
+    /// All of them, so many bytes further on.
+    fn behind(&self, at: usize) -> Places<'a> {
+        let own = Destination { ptr: self.own.ptr.wrapping_add(at), ..self.own };
+        Places { own, others: self.others, behind: self.behind + at }
+    }
 }
 
 /// The loops for one type, operation and world size. A few words; copy it freely.

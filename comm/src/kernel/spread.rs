@@ -1,8 +1,7 @@
 //! Results that go to several places, or past the caches, which would not keep them: a line that is to be overwritten
 //! whole need not be read first.
 
-use super::evaluate::Places;
-use super::{Destination, Kernel, Source};
+use super::{Destination, Kernel, Places, Source};
 use crate::fold::Fold;
 
 /// Bytes of a result that are made in the first-level cache before they are stored past it.
@@ -35,36 +34,34 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     finish();
 }
 
-/// [`Kernel::fold`] into `dst`, and the same so many bytes behind each of `others`; past the caches if `past`.
+/// [`Kernel::fold`] into all places; past the caches if `past`.
 ///
 /// # Safety
-/// As for [`Kernel::fold`]; `others` have room from there on and overlap terms only as `dst` may. `terms` point
+/// As for [`Kernel::fold`]; the others have room as well and overlap terms only as the own place may. `terms` point
 /// somewhere behind their first elements afterwards.
 pub unsafe fn fold(
     kernel: &Kernel,
     fold: &Fold,
     terms: &mut [Source],
-    dst: Destination,
-    others: (&[*mut u8], usize),
+    places: Places<'_>,
     count: usize,
     past: bool,
 ) {
     let misaligned = |to: *mut u8| to.addr() % ALIGNMENT;
-    let alike = others.0.iter().all(|other| misaligned(other.wrapping_add(others.1)) == misaligned(dst.ptr));
-    let width = kernel.width(dst.wide);
+    let own = misaligned(places.own.ptr);
+    let alike = places.others(0).all(|other| misaligned(other) == own);
+    let width = kernel.width(places.own.wide);
     // SAFETY: the caller's promise, for each of the parts.
     unsafe {
         if !past {
-            in_pieces(kernel, fold, terms, dst, others, count);
-        } else if alike && misaligned(dst.ptr).is_multiple_of(width) && kernel.in_one_pass(fold, terms, dst) {
-            let head = (dst.ptr.align_offset(ALIGNMENT) / width).min(count);
-            in_pieces(kernel, fold, terms, dst, others, head);
-            let own = Destination { ptr: dst.ptr.add(head * width), ..dst };
-            let others = (others.0, others.1 + head * width);
-            kernel.spread(terms, Places { own, others }, count - head);
+            in_pieces(kernel, fold, terms, places, count);
+        } else if alike && own.is_multiple_of(width) && kernel.in_one_pass(fold, terms, places.own) {
+            let head = (places.own.ptr.align_offset(ALIGNMENT) / width).min(count);
+            in_pieces(kernel, fold, terms, places, head);
+            kernel.spread(terms, places.behind(head * width), count - head);
             finish();
         } else {
-            past_the_caches(kernel, fold, terms, dst, others, count);
+            past_the_caches(kernel, fold, terms, places, count);
         }
     }
 }
@@ -80,24 +77,17 @@ fn skip(kernel: &Kernel, terms: &mut [Source], n: usize) {
 ///
 /// # Safety
 /// See there.
-unsafe fn in_pieces(
-    kernel: &Kernel,
-    fold: &Fold,
-    terms: &mut [Source],
-    dst: Destination,
-    (others, behind): (&[*mut u8], usize),
-    count: usize,
-) {
-    let width = kernel.width(dst.wide);
+unsafe fn in_pieces(kernel: &Kernel, fold: &Fold, terms: &mut [Source], places: Places<'_>, count: usize) {
+    let width = kernel.width(places.own.wide);
     let piece = PIECE / width;
     for start in (0..count).step_by(piece) {
         let (n, at) = (piece.min(count - start), start * width);
+        let to = places.behind(at).own;
         // SAFETY: the caller's promise.
         unsafe {
-            let to = Destination { ptr: dst.ptr.add(at), ..dst };
             kernel.fold(fold, terms, to, n);
-            for other in others {
-                std::ptr::copy_nonoverlapping(to.ptr, other.add(behind + at), n * width);
+            for other in places.others(at) {
+                std::ptr::copy_nonoverlapping(to.ptr, other, n * width);
             }
         }
         skip(kernel, terms, n);
@@ -112,35 +102,31 @@ unsafe fn past_the_caches(
     kernel: &Kernel,
     fold: &Fold,
     terms: &mut [Source],
-    dst: Destination,
-    (others, behind): (&[*mut u8], usize),
+    places: Places<'_>,
     count: usize,
 ) {
-    let width = kernel.width(dst.wide);
+    let width = kernel.width(places.own.wide);
     let mut block = Block([0; BLOCK]);
-    let mut to = dst.ptr;
     // Blocks end where the destination is aligned.
-    let mut room = BLOCK - dst.ptr.addr() % ALIGNMENT;
-    let mut left = count;
-    while left > 0 {
-        let n = (room / width).min(left);
-        let aside = Destination { ptr: block.0.as_mut_ptr(), ..dst };
+    let mut room = BLOCK - places.own.ptr.addr() % ALIGNMENT;
+    let mut done = 0;
+    while done < count {
+        let n = (room / width).min(count - done);
+        let aside = Destination { ptr: block.0.as_mut_ptr(), ..places.own };
         // SAFETY: `n` elements fit into the block; the rest is the caller's promise.
         unsafe {
             kernel.fold(fold, terms, aside, n);
-            let bytes = n * width;
-            let done = behind + to.offset_from_unsigned(dst.ptr);
-            for to in std::iter::once(to).chain(others.iter().map(|other| other.add(done))) {
+            let (at, bytes) = (done * width, n * width);
+            for to in std::iter::once(places.behind(at).own.ptr).chain(places.others(at)) {
                 if to.addr().is_multiple_of(ALIGNMENT) && bytes.is_multiple_of(ALIGNMENT) {
                     lines(aside.ptr, to, bytes);
                 } else {
                     std::ptr::copy_nonoverlapping(aside.ptr, to, bytes);
                 }
             }
-            to = to.add(bytes);
         }
         skip(kernel, terms, n);
-        (left, room) = (left - n, BLOCK);
+        (done, room) = (done + n, BLOCK);
     }
     finish();
 }
@@ -243,7 +229,8 @@ mod tests {
                     unsafe {
                         kernel.fold(&fold_of, &terms, at(&mut expected), count);
                         let others = [other.as_mut_ptr().add(place)];
-                        fold(&kernel, &fold_of, &mut terms.clone(), to, (&others, start), count, past);
+                        let places = Places { own: to, others: &others, behind: start };
+                        fold(&kernel, &fold_of, &mut terms.clone(), places, count, past);
                     }
                     assert!(expected == spread, "{data_type:?} wide {wide} from {start}, {count}");
                     assert!(expected == other[place..][..expected.len()], "{data_type:?}, {past} {apart}");

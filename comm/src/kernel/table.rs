@@ -50,9 +50,9 @@ pub(super) fn portable(data_type: DataType, op: ReduceOp) -> Option<Functions> {
 macro_rules! instantiate {
     ($module:ident, fuses: $fuses:literal, streams: $stream:ty $(, $features:literal)?) => {
         mod $module {
-            use super::super::evaluate::{self, Add, And, Max, Min, Multiply, Op, Or, Places, Xor};
+            use super::super::evaluate::{self, Add, And, Max, Min, Multiply, Op, Or, Xor};
             use super::super::pack::{Bits, Numeric, Pack};
-            use super::super::{Destination, Source};
+            use super::super::{Destination, Places, Source};
             use super::{DataType, Functions, Params, Portable, ReduceOp, Unary};
 
             $(#[target_feature(enable = $features)])?
