@@ -1,6 +1,8 @@
 //! RDMA devices that are nothing but memory and fail when told to (`mock-ibverbs`), for what no real device can be made to
 //! do. A test starts its own program again with that library in place of rdma-core's, where ranks are threads.
 
+pub mod ranks;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

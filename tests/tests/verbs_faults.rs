@@ -5,99 +5,32 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use nd_comm::choose::Chooser;
-use nd_comm::communicator::Communicator;
-use nd_comm::number::ReduceOp;
-use nd_tests::mock::{self, Machine};
-use nd_tests::worlds::each;
-use nd_transport::secure::Secret;
-use nd_transport::{Choice, Config, Endpoint, Error, Opening, Part, Result, Signal, Step};
+use nd_tests::mock::Machine;
+use nd_tests::mock::ranks::{self, ASKED, LONG, ON, RANKS};
+use nd_transport::{Config, Endpoint, Error, Part, Result, Signal, Step};
 
-/// Longer than anything here takes; what is noticed otherwise than by a deadline ends before.
-const LONG: Duration = Duration::from_secs(600);
-const RANKS: usize = 2;
-/// Variables that tell the ranks what to do.
-const ASKED: &str = "ASKED_TRANSPORT";
-/// Of all ranks, or of each, separated by semicolons.
+/// Variables that tell the ranks what to do: all of them, or each, separated by semicolons.
 const HCA: &str = "ASKED_HCA";
 const GID: &str = "ASKED_GID_INDEX";
 const MEMLOCK: &str = "LOCKED_MEMORY";
-/// Ranks go on until something fails.
-const ON: &str = "ON_AND_ON";
 
 fn config(rank: usize) -> Config {
-    let asked = std::env::var(ASKED).unwrap_or_default();
-    let transport = if asked == "auto" { Choice::Auto } else { Choice::Verbs };
-    let mut config = Config { transport, host_id: Some(format!("host-{rank}")), ..Config::default() };
-    config.verbs.sysfs = mock::root().unwrap_or(config.verbs.sysfs);
+    let mut config = ranks::config(rank);
     let hca = std::env::var(HCA).unwrap_or_else(|_| "=mock0;=mock1".into());
     config.verbs.hca = hca.split(';').nth(rank).unwrap_or(&hca).into();
     config.verbs.gid_index = std::env::var(GID).ok().and_then(|index| index.parse().ok());
     config
 }
 
-fn endpoints() -> Vec<Result<Endpoint>> {
-    let openings: Result<Vec<Opening>> = (0..RANKS).map(|rank| Endpoint::open(&config(rank))).collect();
-    let openings = match openings {
-        Ok(openings) => openings,
-        Err(e) => return vec![Err(e)],
-    };
-    let cards: Vec<_> = openings.iter().map(|o| o.card().clone()).collect();
-    let (secret, deadline) = (Secret::random(), Instant::now() + LONG);
-    std::thread::scope(|s| {
-        let connect = |(rank, opening): (usize, Opening)| {
-            let (cards, secret) = (cards.clone(), secret.clone());
-            s.spawn(move || opening.connect(rank, cards, &secret, deadline))
-        };
-        let threads: Vec<_> = openings.into_iter().enumerate().map(connect).collect();
-        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
-    })
-}
-
-/// Sums over both kinds of buffers, of sizes that travel in every way there is.
-fn call(comm: &Communicator) -> nd_comm::Result<()> {
-    for round in 0..6 {
-        for len in [1, 500, 40_000, 300_000] {
-            let given = |i: usize| (comm.rank() * 1000 + round * 10 + i % 7) as u64;
-            let sum = |i: usize| 1000 + 2 * (round * 10 + i % 7) as u64;
-            let mut registered = comm.alloc::<u64>(len)?;
-            registered.iter_mut().enumerate().for_each(|(i, x)| *x = given(i));
-            comm.all_reduce(&mut registered, ReduceOp::Sum)?;
-            assert!(registered.iter().enumerate().all(|(i, x)| *x == sum(i)), "a wrong result");
-            let mut plain: Vec<u64> = (0..len).map(given).collect();
-            comm.all_reduce(&mut plain, ReduceOp::Sum)?;
-            assert!(plain.iter().enumerate().all(|(i, x)| *x == sum(i)), "a wrong result");
-        }
-    }
-    Ok(())
-}
-
 /// Two ranks, each of which says how it fared.
 #[test]
 #[ignore = "is started by the other tests"]
 fn ranks() {
-    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false);
-    log.with_max_level(tracing::Level::WARN).init();
     if let Some(bytes) = std::env::var(MEMLOCK).ok().and_then(|bytes| bytes.parse().ok()) {
         let limit = rustix::process::Rlimit { current: Some(bytes), maximum: Some(bytes) };
         rustix::process::setrlimit(rustix::process::Resource::Memlock, limit).expect("a lower limit");
     }
-    let said = |rank: usize, e: &dyn std::fmt::Display| println!("\nrank {rank}: error: {e}");
-    let (mut world, secret) = (Vec::new(), Secret::random());
-    for (rank, endpoint) in endpoints().into_iter().enumerate() {
-        match endpoint.map(|e| Communicator::on(e, secret.clone(), Chooser::default(), LONG)) {
-            Ok(comm) => world.push(comm.expect("a communicator")),
-            Err(e) => said(rank, &e),
-        }
-    }
-    if world.len() == RANKS {
-        // What a device tells of itself is heard when a rank next looks at it.
-        let rounds = if std::env::var_os(ON).is_some() { 1000 } else { 1 };
-        each(&world, |comm| match (0..rounds).try_for_each(|_| call(comm)) {
-            Ok(()) => println!("\nrank {}: right", comm.rank()),
-            Err(e) => said(comm.rank(), &e),
-        });
-    }
+    ranks::run(config);
 }
 
 /// Both ranks end with an error; what each of them says.
@@ -369,7 +302,7 @@ fn however_little_memory_can_be_registered_all_goes_right() {
 #[test]
 #[ignore = "is started by another test"]
 fn one_of_whom_never_stops_sending() {
-    let [one, two] = endpoints().try_into().expect("two");
+    let [one, two] = ranks::endpoints(config).try_into().expect("two");
     let (one, two): (Endpoint, Endpoint) = (one.expect("it connects"), two.expect("it connects"));
     let window = two.region().alloc(4096, true).expect("a window");
     let link = one.link(1).expect("a link");
@@ -406,7 +339,7 @@ fn a_peer_that_never_stops_sending_does_not_keep_a_wait_from_its_end() {
 #[test]
 #[ignore = "is started by another test"]
 fn send_short_messages_to_and_fro() {
-    let [one, two] = endpoints().try_into().expect("two");
+    let [one, two] = ranks::endpoints(config).try_into().expect("two");
     let ends: [Endpoint; 2] = [one.expect("it connects"), two.expect("it connects")];
     let windows = [0, 1].map(|rank: usize| ends[rank].region().alloc(4096, true).expect("a window"));
     for value in 1..=SHORT_MESSAGES / 2 {

@@ -3,32 +3,21 @@
 #![allow(unsafe_code)] // puts raw memory
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use nd_comm::choose::Chooser;
-use nd_comm::communicator::Communicator;
 use nd_comm::number::ReduceOp;
-use nd_tests::mock::{self, Machine};
+use nd_tests::mock::Machine;
+use nd_tests::mock::ranks::{self, ASKED, LONG, ON, RANKS};
 use nd_tests::worlds::each;
-use nd_transport::secure::Secret;
-use nd_transport::{Choice, Config, Endpoint, Opening, Part, Result, Signal, Step};
+use nd_transport::{Config, Endpoint, Part, Result, Signal, Step};
 
-/// Longer than anything here takes; what is noticed otherwise than by a deadline ends before.
-const LONG: Duration = Duration::from_secs(600);
-const RANKS: usize = 2;
-const ASKED: &str = "ASKED_TRANSPORT";
 const DEVICES: &str = "DEVICES";
-/// Ranks go on until something fails.
-const ON: &str = "ON_AND_ON";
 /// The setting of rank 0, of rank 1.
 const MOST: &str = "MOST_RAILS";
 
 /// Rank 0 has the devices with even numbers, rank 1 the others.
 fn config(rank: usize) -> Config {
-    let asked = std::env::var(ASKED).unwrap_or_default();
-    let transport = if asked == "auto" { Choice::Auto } else { Choice::Verbs };
-    let mut config = Config { transport, host_id: Some(format!("host-{rank}")), ..Config::default() };
-    config.verbs.sysfs = mock::root().unwrap_or(config.verbs.sysfs);
+    let mut config = ranks::config(rank);
     let count = std::env::var(DEVICES).ok().and_then(|n| n.parse().ok()).unwrap_or(2 * RANKS);
     let own: Vec<String> = (rank..count).step_by(RANKS).map(|device| format!("mock{device}")).collect();
     config.verbs.hca = format!("={}", own.join(","));
@@ -37,70 +26,16 @@ fn config(rank: usize) -> Config {
     config
 }
 
-fn endpoints() -> Vec<Result<Endpoint>> {
-    let openings: Vec<Opening> =
-        (0..RANKS).map(|rank| Endpoint::open(&config(rank)).expect("it opens")).collect();
-    let cards: Vec<_> = openings.iter().map(|o| o.card().clone()).collect();
-    let (secret, deadline) = (Secret::random(), Instant::now() + LONG);
-    std::thread::scope(|s| {
-        let connect = |(rank, opening): (usize, Opening)| {
-            let (cards, secret) = (cards.clone(), secret.clone());
-            s.spawn(move || opening.connect(rank, cards, &secret, deadline))
-        };
-        let threads: Vec<_> = openings.into_iter().enumerate().map(connect).collect();
-        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
-    })
-}
-
 fn pair() -> [Endpoint; 2] {
-    let mut both = endpoints().into_iter().map(|e| e.expect("it connects"));
+    let mut both = ranks::endpoints(config).into_iter().map(|e| e.expect("it connects"));
     [both.next().expect("one"), both.next().expect("another")]
-}
-
-/// Sums over both kinds of buffers, of sizes that travel in every way there is.
-fn call(comm: &Communicator) -> nd_comm::Result<()> {
-    for round in 0..4 {
-        for len in [1, 500, 40_000, 300_000] {
-            let given = |i: usize| (comm.rank() * 1000 + round * 10 + i % 7) as u64;
-            let sum = |i: usize| 1000 + 2 * (round * 10 + i % 7) as u64;
-            let mut registered = comm.alloc::<u64>(len)?;
-            registered.iter_mut().enumerate().for_each(|(i, x)| *x = given(i));
-            comm.all_reduce(&mut registered, ReduceOp::Sum)?;
-            assert!(registered.iter().enumerate().all(|(i, x)| *x == sum(i)), "a wrong result");
-            let mut plain: Vec<u64> = (0..len).map(given).collect();
-            comm.all_reduce(&mut plain, ReduceOp::Sum)?;
-            assert!(plain.iter().enumerate().all(|(i, x)| *x == sum(i)), "a wrong result");
-        }
-    }
-    Ok(())
-}
-
-/// Communicators of both ranks, as far as they come about; the others say why not.
-fn world() -> Vec<Communicator> {
-    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false);
-    log.with_max_level(tracing::Level::WARN).init();
-    let (mut world, secret) = (Vec::new(), Secret::random());
-    for (rank, endpoint) in endpoints().into_iter().enumerate() {
-        match endpoint.map(|e| Communicator::on(e, secret.clone(), Chooser::default(), LONG)) {
-            Ok(comm) => world.push(comm.expect("a communicator")),
-            Err(e) => println!("\nrank {rank}: error: {e}"),
-        }
-    }
-    world
 }
 
 /// Two ranks, each of which says how it fared.
 #[test]
 #[ignore = "is started by the other tests"]
 fn ranks() {
-    let world = world();
-    if world.len() == RANKS {
-        let rounds = if std::env::var_os(ON).is_some() { 1000 } else { 1 };
-        each(&world, |comm| match (0..rounds).try_for_each(|_| call(comm)) {
-            Ok(()) => println!("\nrank {}: right", comm.rank()),
-            Err(e) => println!("\nrank {}: error: {e}", comm.rank()),
-        });
-    }
+    ranks::run(config);
 }
 
 /// Devices for so many rails.
@@ -172,7 +107,7 @@ const PACKET: u64 = 4096;
 #[test]
 #[ignore = "is started by another test"]
 fn one_long_sum() {
-    let world = world();
+    let world = ranks::world(config);
     each(&world, |comm| {
         let mut x = comm.alloc::<u32>(LONG_SUM / 4).expect("memory");
         x.fill(comm.rank() as u32 + 1);
