@@ -128,3 +128,19 @@ fn the_first_failure_is_the_first_diagnosis() {
     let order: Vec<_> = diagnose(&dumps).into_iter().map(|d| d.communicator).collect();
     assert_eq!(order, ["c", "a", "b"]);
 }
+
+/// Rank 0 meets the death of rank 2 in columns and drops rows, where rank 1 waits for it.
+#[test]
+fn who_drops_a_communicator_because_of_another_is_not_to_blame() {
+    let dumps = [of("columns", &[0, 2], 0, Kind::Lost, Some(1)), of("rows", &[0, 1], 1, Kind::Left, Some(0))];
+    let [rows, columns] = &found(&dumps, &[("rows", &[0, 1]), ("columns", &[0, 2])])[..] else {
+        panic!("two")
+    };
+    assert_eq!(
+        (rows.0, &rows.1[..], columns.0, &columns.1[..]),
+        (Verdict::Ended, &[][..], Verdict::Lost, &[2][..])
+    );
+    assert!(rows.2.contains("rank 0") && rows.2.contains("because of communicator columns"), "{}", rows.2);
+    // Where nothing else failed it is.
+    assert_eq!(found(&dumps[1..], &[("rows", &[0, 1])])[0].0, Verdict::Left);
+}

@@ -73,10 +73,12 @@ pub(super) fn lost(group: &Group<'_>) -> Vec<Finding> {
     vec![finding(Verdict::Lost, vec![*rank], call.map_or(0, |c| c.call), text)]
 }
 
-/// Communicators that were dropped while others still used them. Who drops one that has failed is not to blame for that.
+/// Communicators that were dropped while others still used them. Who drops one that has failed is not to blame for that, nor
+/// who does it because of another's failure in another one.
 pub(super) fn left(group: &Group<'_>) -> Vec<Finding> {
+    let is_first = |rank: usize| !group.has_failed(rank) && !group.followed.contains_key(&rank);
     let mut left: Vec<_> =
-        blamed(group, Kind::Left).into_iter().filter(|(rank, _)| !group.has_failed(*rank)).collect();
+        blamed(group, Kind::Left).into_iter().filter(|(rank, _)| is_first(*rank)).collect();
     left.sort_by_key(|(rank, by)| (by.iter().map(|(_, dump)| call_of(dump)).min(), *rank));
     let Some((rank, by)) = left.first() else { return Vec::new() };
     let witnesses: Vec<usize> = by.iter().map(|(r, _)| *r).collect();
@@ -105,8 +107,9 @@ fn follows(group: &Group<'_>, rank: usize, dump: &Dump) -> bool {
 
 /// The rank that ended this communicator because of what it met in another one, and its file there.
 pub(super) fn ended<'d>(group: &Group<'d>) -> Option<(usize, &'d Dump)> {
-    let ended = group.dumps.iter().filter(|(rank, dump)| follows(group, **rank, dump));
-    let mut elsewhere = ended.filter_map(|(&rank, _)| Some((rank, *group.followed.get(&rank)?)));
+    let ended = group.dumps.iter().filter(|(rank, dump)| follows(group, **rank, dump)).map(|(rank, _)| *rank);
+    let left = blamed(group, Kind::Left).into_keys().filter(|rank| !group.has_failed(*rank));
+    let mut elsewhere = ended.chain(left).filter_map(|rank| Some((rank, *group.followed.get(&rank)?)));
     let lost = |(_, dump): &(usize, &Dump)| dump.failure.as_ref().is_some_and(|f| f.kind == Kind::Lost);
     let first = elsewhere.next()?;
     Some(if lost(&first) { first } else { elsewhere.find(lost).unwrap_or(first) })
@@ -115,7 +118,9 @@ pub(super) fn ended<'d>(group: &Group<'d>) -> Option<(usize, &'d Dump)> {
 /// Communicators that a rank ended because of a failure in another one.
 pub(super) fn followed(group: &Group<'_>) -> Vec<Finding> {
     let Some((rank, elsewhere)) = ended(group) else { return Vec::new() };
-    let call = group.dumps.get(&rank).map_or(0, |dump| call_of(dump));
+    // Who has left has no file here: the call in which others wait for it.
+    let file = group.dumps.get(&rank).or_else(|| group.dumps.values().next());
+    let call = file.map_or(0, |dump| call_of(dump));
     let as_rank = match elsewhere.rank == rank {
         true => String::new(),
         false => format!(", where it is rank {}", elsewhere.rank),
