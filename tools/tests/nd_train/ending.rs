@@ -117,9 +117,15 @@ fn a_rank_that_stops_is_named_with_the_call_that_waited() {
     }
 }
 
-/// Rank 2 dies, which rank 0 talks to in dp_shard and rank 3 in tp, each under another number, and rank 1 not at all.
+/// Rank 2 dies, which rank 0 talks to in dp_shard and rank 3 in tp, each under another number, and rank 1 not at all. It may die
+/// between two steps, when all are in calls of all: then few communicators have files, and it is tried again.
 #[test]
 fn whoever_tells_of_it_names_the_rank_that_died() {
+    assert!((0..20).any(|_| communicators_that_tell_of_rank_2() > 3), "never in calls of parts");
+}
+
+/// How many have files; in all of them and in all errors rank 2 is to blame.
+fn communicators_that_tell_of_rank_2() -> usize {
     let folder = tempfile::tempdir().unwrap();
     let recorded = folder.path().join("recorded");
     let recorder = [("ND_RECORDER_DIR", recorded.as_os_str())];
@@ -140,14 +146,12 @@ fn whoever_tells_of_it_names_the_rank_that_died() {
     let answer: serde_json::Value = serde_json::from_slice(&diagnose.stdout).unwrap();
     let all = answer["diagnoses"].as_array().unwrap();
     let findings = || all.iter().flat_map(|diagnosis| diagnosis["findings"].as_array().unwrap());
-    assert!(
-        all.len() > 3 && findings().all(|f| f["verdict"] == "lost" || f["verdict"] == "ended"),
-        "{answer}"
-    );
+    assert!(findings().all(|f| f["verdict"] == "lost" || f["verdict"] == "ended"), "{answer}");
     let lost =
         findings().filter(|f| f["verdict"] == "lost").map(|f| f["text"].as_str().unwrap().to_lowercase());
     let is_third = |text: String| text.starts_with("rank 2 (") || text.contains(" (rank 2 of the world");
     assert!(findings().any(|f| f["verdict"] == "lost") && lost.into_iter().all(is_third), "{answer}");
+    all.len()
 }
 
 #[test]
