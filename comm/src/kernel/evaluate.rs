@@ -111,106 +111,109 @@ impl<V: Numeric, O: Op<V>> Op<V> for ThenDivide<O> {
     }
 }
 
-/// See [`Functions::tree`]. `DIVIDES`: whether `finish` divides.
+/// Where a tree's result goes.
+pub(super) trait To: Copy {
+    /// Whether this is the complete reduction.
+    fn finishes(&self) -> bool;
+
+    /// [`each`] of terms that are not wide, to there.
+    ///
+    /// # Safety
+    /// See [`Functions`].
+    unsafe fn each<P, S, const N: usize>(self, params: Params, terms: [*const u8; N], count: usize)
+    where
+        P: Pack,
+        S: Step<P::Vector, N>;
+}
+
+impl To for Destination {
+    #[inline(always)]
+    fn finishes(&self) -> bool {
+        self.finish
+    }
+
+    #[inline(always)]
+    unsafe fn each<P, S, const N: usize>(self, params: Params, terms: [*const u8; N], count: usize)
+    where
+        P: Pack,
+        S: Step<P::Vector, N>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe { each::<P, S, N, 0, false>(params, terms, self.ptr, count) }
+    }
+}
+
+/// All places, past the caches as `T` does it.
+pub(super) struct Past<'a, T>(pub(super) Places<'a>, pub(super) PhantomData<T>);
+
+impl<T> Clone for Past<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Past<'_, T> {}
+
+impl<T: Stream> To for Past<'_, T> {
+    #[inline(always)]
+    fn finishes(&self) -> bool {
+        self.0.own.finish
+    }
+
+    #[inline(always)]
+    unsafe fn each<P, S, const N: usize>(self, params: Params, terms: [*const u8; N], count: usize)
+    where
+        P: Pack,
+        S: Step<P::Vector, N>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe { each_to_all::<P, S, T, N>(params, terms, self.0, count) }
+    }
+}
+
+/// See [`Functions::tree`] and [`Functions::spread`]. `DIVIDES`: whether `finish` divides.
 ///
 /// # Safety
 /// See [`Functions`].
 #[inline(always)]
-pub(super) unsafe fn tree<P, O, const DIVIDES: bool, const FUSES: bool>(
+pub(super) unsafe fn tree<P, O, W, const DIVIDES: bool, const FUSES: bool>(
     params: Params,
     terms: &[Source],
-    dst: Destination,
+    to: W,
     count: usize,
 ) where
     P: Pack<Vector: Numeric>,
     O: Op<P::Vector>,
+    W: To,
 {
     // SAFETY: the caller's promise, for each of the terms.
     unsafe {
-        if DIVIDES && dst.finish {
-            tree_then::<P, O, ThenDivide<O>, FUSES>(params, terms, dst.ptr, count);
+        if DIVIDES && to.finishes() {
+            tree_then::<P, O, ThenDivide<O>, W, FUSES>(params, terms, to, count);
         } else {
-            tree_then::<P, O, O, FUSES>(params, terms, dst.ptr, count);
+            tree_then::<P, O, O, W, FUSES>(params, terms, to, count);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn tree_then<P, O, Last, const FUSES: bool>(
-    params: Params,
-    terms: &[Source],
-    dst: *mut u8,
-    count: usize,
-) where
+unsafe fn tree_then<P, O, Last, W, const FUSES: bool>(params: Params, terms: &[Source], to: W, count: usize)
+where
     P: Pack,
     O: Op<P::Vector>,
     Last: Op<P::Vector>,
+    W: To,
 {
     // SAFETY: the caller's promise.
     unsafe {
         match *terms {
-            [a, b] => each::<P, Balanced<O, Last>, 2, 0, false>(params, [a.ptr, b.ptr], dst, count),
+            [a, b] => to.each::<P, Balanced<O, Last>, 2>(params, [a.ptr, b.ptr], count),
             [a, b, c, d] if FUSES => {
-                let terms = [a.ptr, b.ptr, c.ptr, d.ptr];
-                each::<P, Balanced<O, Last>, 4, 0, false>(params, terms, dst, count);
+                to.each::<P, Balanced<O, Last>, 4>(params, [a.ptr, b.ptr, c.ptr, d.ptr], count);
             }
             [a, b, c, d, e, f, g, h] if FUSES => {
                 let terms = [a.ptr, b.ptr, c.ptr, d.ptr, e.ptr, f.ptr, g.ptr, h.ptr];
-                each::<P, Balanced<O, Last>, 8, 0, false>(params, terms, dst, count);
-            }
-            _ => unreachable!("no loop for {} terms", terms.len()),
-        }
-    }
-}
-
-/// See [`Functions::spread`].
-///
-/// # Safety
-/// See [`Functions`].
-#[inline(always)]
-pub(super) unsafe fn spread<P, O, T, const DIVIDES: bool, const FUSES: bool>(
-    params: Params,
-    terms: &[Source],
-    places: Places<'_>,
-    count: usize,
-) where
-    P: Pack<Vector: Numeric>,
-    O: Op<P::Vector>,
-    T: Stream,
-{
-    // SAFETY: the caller's promise, for each of the terms.
-    unsafe {
-        if DIVIDES && places.own.finish {
-            spread_then::<P, O, ThenDivide<O>, T, FUSES>(params, terms, places, count);
-        } else {
-            spread_then::<P, O, O, T, FUSES>(params, terms, places, count);
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn spread_then<P, O, Last, T, const FUSES: bool>(
-    params: Params,
-    terms: &[Source],
-    places: Places<'_>,
-    count: usize,
-) where
-    P: Pack,
-    O: Op<P::Vector>,
-    Last: Op<P::Vector>,
-    T: Stream,
-{
-    // SAFETY: the caller's promise.
-    unsafe {
-        match *terms {
-            [a, b] => each_to_all::<P, Balanced<O, Last>, T, 2>(params, [a.ptr, b.ptr], places, count),
-            [a, b, c, d] if FUSES => {
-                let terms = [a.ptr, b.ptr, c.ptr, d.ptr];
-                each_to_all::<P, Balanced<O, Last>, T, 4>(params, terms, places, count);
-            }
-            [a, b, c, d, e, f, g, h] if FUSES => {
-                let terms = [a.ptr, b.ptr, c.ptr, d.ptr, e.ptr, f.ptr, g.ptr, h.ptr];
-                each_to_all::<P, Balanced<O, Last>, T, 8>(params, terms, places, count);
+                to.each::<P, Balanced<O, Last>, 8>(params, terms, count);
             }
             _ => unreachable!("no loop for {} terms", terms.len()),
         }
@@ -218,7 +221,7 @@ unsafe fn spread_then<P, O, Last, T, const FUSES: bool>(
 }
 
 /// What becomes of one vector from each of `N` terms.
-trait Step<V, const N: usize> {
+pub(super) trait Step<V, const N: usize> {
     /// # Safety
     /// The processor has the instruction set of `V`.
     unsafe fn apply(terms: [V; N], params: Params) -> V;

@@ -50,7 +50,9 @@ pub(super) fn portable(data_type: DataType, op: ReduceOp) -> Option<Functions> {
 macro_rules! instantiate {
     ($module:ident, fuses: $fuses:literal, streams: $stream:ty $(, $features:literal)?) => {
         mod $module {
-            use super::super::evaluate::{self, Add, And, Max, Min, Multiply, Op, Or, Xor};
+            use std::marker::PhantomData;
+
+            use super::super::evaluate::{self, Add, And, Max, Min, Multiply, Op, Or, Past, Xor};
             use super::super::pack::{Bits, Numeric, Pack};
             use super::super::{Destination, Places, Source};
             use super::{DataType, Functions, Params, Portable, ReduceOp, Unary};
@@ -63,7 +65,7 @@ macro_rules! instantiate {
                 count: usize,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { evaluate::tree::<P, O, DIVIDES, $fuses>(params, terms, dst, count) }
+                unsafe { evaluate::tree::<P, O, _, DIVIDES, $fuses>(params, terms, dst, count) }
             }
 
             $(#[target_feature(enable = $features)])?
@@ -74,7 +76,7 @@ macro_rules! instantiate {
                 count: usize,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { evaluate::spread::<P, O, $stream, DIVIDES, $fuses>(params, terms, places, count) }
+                unsafe { evaluate::tree::<P, O, _, DIVIDES, $fuses>(params, terms, Past::<$stream>(places, PhantomData), count) }
             }
 
             $(#[target_feature(enable = $features)])?
