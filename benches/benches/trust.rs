@@ -8,7 +8,7 @@
 
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nd_comm::choose::Chooser;
@@ -108,7 +108,8 @@ fn pours(kind: &Kind, bytes: usize) -> f64 {
     };
     let counter = |me: usize| ends[me].0.region().counter(at).load(Ordering::Acquire);
     let link = |me: usize| ends[me].0.link(1 - me).expect("a link");
-    let (rounds, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    // Which round is the last, once that is known.
+    let (last, over) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
     std::thread::scope(|s| {
         s.spawn(|| {
             let mut round = 0;
@@ -119,31 +120,25 @@ fn pours(kind: &Kind, bytes: usize) -> f64 {
                 let ticket =
                     unsafe { link(0).put(&[Part::of(&data)], at + COUNTERS, signal) }.expect("a put");
                 wait(0, &|| link(0).flushed(ticket));
-                rounds.store(round as usize, Ordering::Release);
             }
+            last.store(round, Ordering::Release);
             wait(0, &|| counter(0) >= round);
         });
         let mut seen = 0;
         let (began, mut counted) = (Instant::now(), None);
-        loop {
-            wait(1, &|| counter(1) > seen);
+        let last = || last.load(Ordering::Acquire);
+        while seen < last() {
+            wait(1, &|| counter(1) > seen || seen >= last());
             seen = counter(1);
             if counted.is_none() && began.elapsed() >= LASTS {
                 counted = Some(seen as f64 / began.elapsed().as_secs_f64());
                 over.store(true, Ordering::Release);
             }
-            // The last one is answered, so that both leave together.
-            if over.load(Ordering::Acquire) {
-                std::thread::sleep(Duration::from_millis(50));
-                while seen < rounds.load(Ordering::Acquire) as u64 {
-                    wait(1, &|| counter(1) > seen);
-                    seen = counter(1);
-                }
-                link(1).signal(Signal { at, value: seen }).expect("a signal");
-                ends[1].0.progress().expect("progress");
-                return counted.unwrap_or_default() * bytes as f64 / 1e9;
-            }
         }
+        // The last one is answered, so that both leave together.
+        link(1).signal(Signal { at, value: seen }).expect("a signal");
+        ends[1].0.progress().expect("progress");
+        counted.unwrap_or_default() * bytes as f64 / 1e9
     })
 }
 

@@ -67,4 +67,4 @@ pub use stop::{Going, OnStop, Stop};
 pub use verbs::VerbsSettings;
 
 /// The version of everything that ranks say to each other. Ranks of different versions refuse each other.
-pub const PROTOCOL: u32 = 10;
+pub const PROTOCOL: u32 = 11;

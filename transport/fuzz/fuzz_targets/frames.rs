@@ -21,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
                         assert_eq!(payload, 0);
                         seen.push(Ok(Some(put)));
                     }
-                    Ok(Step::Goodbye) => seen.push(Ok(None)),
+                    Ok(Step::Goodbye | Step::Refusal) => seen.push(Ok(None)),
                     Err(e) => {
                         seen.push(Err(e));
                         return seen;

@@ -220,6 +220,14 @@ impl TcpLink {
         error.filter(|_| first)
     }
 
+    /// Tells the peer why it is not listened to any more, if that can be.
+    pub(super) fn refuse(&self, why: &str) {
+        let mut out = self.out();
+        if self.joined(&mut out) {
+            out.say_refusal(why);
+        }
+    }
+
     pub(super) fn set_sign(&self, sign: Sign) {
         *self.sign.lock().unwrap_or_else(PoisonError::into_inner) = sign;
     }

@@ -409,7 +409,12 @@ impl Tcp {
         let error = match end {
             End::Goodbye => link.end(Gone::goodbye()),
             End::Lost { cause, ended } => link.end(Gone { ended, ..Gone::lost(cause) }),
+            End::Refused(why) => {
+                let cause = format!("it refused what came from this rank, or was changed on the way: {why}");
+                link.end(Gone { ended: true, ..Gone::lost(cause) })
+            }
             End::Broke(what) => {
+                link.refuse(&what);
                 let _ = link.end(Gone::lost(format!("it broke the protocol: {what}")));
                 Some(Error::Protocol { rank: link.peer, what })
             }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::connection::Connection;
 use super::raw::{self, Info, Pending};
 use super::seal::Sealer;
-use super::wire::goodbye;
+use super::wire::{goodbye, refusal};
 
 /// How a peer left.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,7 +112,18 @@ impl Outgoing {
 
     /// Adds the last frame.
     pub fn say_goodbye(&mut self) {
-        self.pending.push_head(&goodbye());
+        self.pending.push_copy(&goodbye());
+    }
+
+    /// Tells the peer why it is not listened to any more, unless the kernel does not even take what was put before.
+    pub fn say_refusal(&mut self, why: &str) {
+        let sent = |out: &mut Outgoing| out.flush().is_ok() && !out.waits();
+        if sent(self) {
+            self.pending.push_copy(&refusal(why));
+            if sent(self) {
+                self.finish();
+            }
+        }
     }
 
     /// Ends the stream after what was handed to the kernel.
@@ -152,7 +163,7 @@ fn flush_sealed(
     let mut total = 0;
     while total < TURN {
         if sealer.rest().is_empty() {
-            sealer.seal(|to, most| pending.take(to, most));
+            sealer.seal(pending);
             if sealer.rest().is_empty() {
                 break;
             }

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use super::seal::Source;
 use super::wire::HEAD;
 use crate::Part;
 use crate::link::INLINE_PART;
@@ -111,10 +112,10 @@ impl Pending {
         self.pieces.clear();
     }
 
-    /// Adds a copy of `bytes`, at most a frame's head.
-    pub fn push_head(&mut self, bytes: &[u8; HEAD]) {
+    /// Adds a copy of `bytes`.
+    pub fn push_copy(&mut self, bytes: &[u8]) {
         self.make_room();
-        self.pieces.push_back(Piece::copied(bytes));
+        self.pieces.extend(bytes.chunks(COPY).map(Piece::copied));
     }
 
     /// Adds a head and parts.
@@ -152,19 +153,6 @@ impl Pending {
         Ok(sent)
     }
 
-    /// Moves up to `most` bytes to the end of `to`. Lent memory may be reused only once those who lent it are told.
-    pub fn take(&mut self, to: &mut Vec<u8>, mut most: usize) {
-        while let Some(front) = self.pieces.front().filter(|_| most > 0) {
-            let part = front.part();
-            let n = part.len.min(most);
-            // SAFETY: copies live in `self`; lent memory is valid until it was sent, by the promise to `put`.
-            let bytes = unsafe { std::slice::from_raw_parts(part.ptr, n) };
-            bytes.chunks(SHORT).for_each(|piece| to.extend_from_slice(piece));
-            self.advance(n);
-            most -= n;
-        }
-    }
-
     /// Forgets the first `n` bytes.
     fn advance(&mut self, mut n: usize) {
         while let Some(front) = self.pieces.front_mut() {
@@ -176,6 +164,31 @@ impl Pending {
             n -= len;
             self.pieces.pop_front();
         }
+    }
+}
+
+/// Long pieces of lent memory are left where they lie; whoever lent it may use it again only once told.
+impl Source for Pending {
+    fn take(&mut self, room: &mut [u8]) -> (usize, &[u8]) {
+        let mut here = 0;
+        while let Some(front) = self.pieces.front()
+            && here < room.len()
+        {
+            let (part, lent) = (front.part(), matches!(front, Piece::Lent { .. }));
+            let n = part.len.min(room.len() - here);
+            // SAFETY: copies live in `self` until they are taken off, and are copied before; lent memory is valid until it
+            // was sent, by the promise to `put`.
+            let bytes = unsafe { std::slice::from_raw_parts(part.ptr, n) };
+            if lent && n >= LONG {
+                self.advance(n);
+                return (here, bytes);
+            }
+            let to = &mut room[here..here + n];
+            to.chunks_mut(SHORT).zip(bytes.chunks(SHORT)).for_each(|(to, from)| to.copy_from_slice(from));
+            self.advance(n);
+            here += n;
+        }
+        (here, &[])
     }
 }
 
@@ -338,6 +351,17 @@ pub fn place(to: NonNull<u8>, bytes: &[u8]) {
         unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len()) };
         to = to.wrapping_add(piece.len());
     }
+}
+
+/// From so many bytes on, lent memory is sealed from where it lies.
+const LONG: usize = 4 << 10;
+
+/// The memory that [`place`] would write, for whoever fills it at once.
+///
+/// As [`receive_in_place`], it is what `receive` looked up.
+pub fn opened_in_place<R>((to, len): (NonNull<u8>, usize), fill: impl FnOnce(&mut [u8]) -> R) -> R {
+    // SAFETY: as in `receive_in_place`; nobody reads it before the signal that follows, and nobody else writes it.
+    fill(unsafe { std::slice::from_raw_parts_mut(to.as_ptr(), len) })
 }
 
 /// Copies are made of pieces of so many bytes. Measured on one AMD EPYC with glibc: longer ones took some 20 times as

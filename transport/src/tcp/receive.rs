@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use super::connection::Connection;
 use super::landing::{self, Found, Landings};
 use super::raw;
-use super::seal::Opener;
+use super::seal::{Forged, Opener};
 use super::wire::{Decoder, Put, Step};
 use crate::Region;
 
@@ -36,6 +36,8 @@ pub enum End {
     },
     /// It sent what nobody may send.
     Broke(String),
+    /// It says that this rank did.
+    Refused(String),
 }
 
 /// What a peer may write.
@@ -116,7 +118,7 @@ impl Incoming {
 }
 
 impl Frames {
-    /// What lies in records is copied to where it belongs once its record was found authentic.
+    /// Records that hold nothing but payload are opened to where it belongs, the others where they were received.
     fn receive_sealed(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -129,8 +131,15 @@ impl Frames {
         let within = opener.within_record();
         let Some(n) = self.received(got, within)? else { return Ok(None) };
         opener.received(n);
-        while let Some(plain) = opener.open().map_err(|e| End::Broke(e.to_string()))? {
-            self.parse(memory, plain)?;
+        while let Some(len) = opener.next_len().map_err(forged)? {
+            match self.decoder.awaited().filter(|(put, done)| put.len - done >= len as u64) {
+                Some((put, done)) if let Some(to) = memory.find(&put, done, len as u64)? => {
+                    raw::opened_in_place((to, len), |to| opener.open_to(to)).map_err(forged)?;
+                    self.decoder.received(len as u64);
+                    self.parse(memory, &[])?;
+                }
+                _ => self.parse(memory, opener.open().map_err(forged)?.unwrap_or_default())?,
+            }
         }
         Ok(Some(Got { bytes: n, full: n == len }))
     }
@@ -202,6 +211,7 @@ impl Frames {
                     }
                 }
                 Step::Goodbye => return Err(End::Goodbye),
+                Step::Refusal => return Err(End::Refused(self.decoder.reason())),
             }
         }
     }
@@ -212,6 +222,10 @@ struct Got {
     bytes: usize,
     /// As much as there was room for, so there may be more.
     full: bool,
+}
+
+fn forged(e: Forged) -> End {
+    End::Broke(e.to_string())
 }
 
 fn outside(put: &Put) -> End {

@@ -9,11 +9,12 @@
 //! open. After [`RECORDS_PER_KEY`] both ends change to the next key; a key and its counter are made together and go
 //! together, so that no nonce is used twice.
 
+mod cipher;
+
 use std::fmt;
 
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
-
 use crate::secure::Secret;
+use cipher::{Cipher, Nonce};
 
 /// The most bytes that one record holds: a quarter of what one packet of a loopback interface (65,536 bytes) takes, so
 /// that a batch of four is one packet. With 16,384 bytes each batch was followed by a packet for its last 132 bytes:
@@ -51,7 +52,7 @@ pub enum Forged {
 struct Chain {
     /// What the next key is made of.
     next: Secret,
-    key: LessSafeKey,
+    key: Cipher,
     /// Records under this key so far: the nonce of the next one.
     used: u64,
     /// Records in all.
@@ -67,14 +68,12 @@ impl Chain {
     }
 
     /// A key, and what the next is made of; neither tells the other.
-    fn step(secret: &Secret) -> (Secret, LessSafeKey) {
-        let key = secret.derive(b"nd record key");
-        let key = UnboundKey::new(&AES_256_GCM, key.as_bytes()).expect("AES-256 keys have 32 bytes");
-        (secret.derive(b"nd next record key"), LessSafeKey::new(key))
+    fn step(secret: &Secret) -> (Secret, Cipher) {
+        (secret.derive(b"nd next record key"), Cipher::new(&secret.derive(b"nd record key")))
     }
 
     /// The key of the next record and the nonce, which is given away once.
-    fn take(&mut self) -> (&LessSafeKey, Nonce) {
+    fn take(&mut self) -> (&Cipher, Nonce) {
         if self.used == self.limit {
             (self.next, self.key) = Chain::step(&self.next);
             self.used = 0;
@@ -83,7 +82,7 @@ impl Chain {
         nonce[4..].copy_from_slice(&self.used.to_le_bytes());
         self.used += 1;
         self.all += 1;
-        (&self.key, Nonce::assume_unique_for_key(nonce))
+        (&self.key, nonce)
     }
 }
 
@@ -93,11 +92,29 @@ impl fmt::Debug for Chain {
     }
 }
 
+/// What records are made of.
+pub trait Source {
+    /// Takes off what comes next, as many bytes as `room` has or fewer: some are written to the front of `room`, their
+    /// number is given, and the others follow them and are left where they lie. Neither at the end.
+    fn take(&mut self, room: &mut [u8]) -> (usize, &[u8]);
+}
+
+/// Bytes that lie somewhere.
+impl Source for &[u8] {
+    fn take(&mut self, room: &mut [u8]) -> (usize, &[u8]) {
+        let (now, later) = self.split_at(room.len().min(self.len()));
+        *self = later;
+        (0, now)
+    }
+}
+
 /// Makes records.
 #[derive(Debug)]
 pub struct Sealer {
     chain: Chain,
-    sealed: Vec<u8>,
+    buffer: Box<[u8]>,
+    /// Of the buffer, in records.
+    end: usize,
     /// Of these, taken by the kernel.
     sent: usize,
     /// Bytes that the records hold.
@@ -107,56 +124,47 @@ pub struct Sealer {
 impl Sealer {
     /// With the secret of its direction.
     pub fn new(secret: &Secret, records_per_key: u64) -> Sealer {
-        Sealer {
-            chain: Chain::new(secret, records_per_key),
-            sealed: Vec::with_capacity(BATCH),
-            sent: 0,
-            plain: 0,
-        }
+        let chain = Chain::new(secret, records_per_key);
+        Sealer { chain, buffer: vec![0; BATCH].into(), end: 0, sent: 0, plain: 0 }
     }
 
-    /// Makes records of what `more` appends, which is at most as many bytes as it is told and none at the end, until
-    /// that is the case or a batch is full. All that was made before has been sent.
-    pub fn seal(&mut self, mut more: impl FnMut(&mut Vec<u8>, usize)) {
-        self.sealed.clear();
-        (self.sent, self.plain) = (0, 0);
-        while self.sealed.len() + HEAD + RECORD + TAG <= BATCH {
-            let at = self.sealed.len();
-            self.sealed.extend_from_slice(&[0; HEAD]);
-            more(&mut self.sealed, RECORD);
-            let len = self.sealed.len() - at - HEAD;
+    /// Makes records of what `source` gives, until that is nothing or a batch is full. All that was made before has been
+    /// sent.
+    pub fn seal(&mut self, source: &mut impl Source) {
+        (self.end, self.sent, self.plain) = (0, 0, 0);
+        while self.end + HEAD + RECORD + TAG <= BATCH {
+            let (front, room) = self.buffer[self.end..].split_at_mut(HEAD);
+            let (here, rest) = source.take(&mut room[..RECORD]);
+            let len = here + rest.len();
             if len == 0 {
-                self.sealed.truncate(at);
                 return;
             }
             let head = (len as u32).to_le_bytes();
-            let (key, nonce) = self.chain.take();
-            let (front, plain) = self.sealed[at..].split_at_mut(HEAD);
             front.copy_from_slice(&head);
-            let tag = key.seal_in_place_separate_tag(nonce, Aad::from(head), plain);
-            let tag = tag.expect("records are far below the limit of the cipher");
-            self.sealed.extend_from_slice(tag.as_ref());
+            let (key, nonce) = self.chain.take();
+            key.seal(nonce, head, &mut room[..len + TAG], rest);
+            self.end += HEAD + len + TAG;
             self.plain += len;
         }
     }
 
     /// What is still to be sent.
     pub fn rest(&self) -> &[u8] {
-        &self.sealed[self.sent..]
+        &self.buffer[self.sent..self.end]
     }
 
     /// The kernel took `n` bytes; how many that were given to be sealed it now has, which is told once all records
     /// of a batch are through.
     pub fn sent(&mut self, n: usize) -> usize {
         self.sent += n;
-        if self.sent < self.sealed.len() { 0 } else { std::mem::take(&mut self.plain) }
+        if self.sent < self.end { 0 } else { std::mem::take(&mut self.plain) }
     }
 }
 
 /// Opens records.
 ///
-/// They are decrypted where they were received, and what they hold is copied on only once the tag was found right:
-/// nobody ever sees a byte that was not authenticated.
+/// What they hold counts only once the tag was found right: nothing follows from a byte that is not authentic, and of a
+/// record that is not, nothing stays where it was to be.
 #[derive(Debug)]
 pub struct Opener {
     chain: Chain,
@@ -194,24 +202,45 @@ impl Opener {
 
     /// What the next record holds; none until all of it has come.
     pub fn open(&mut self) -> Result<Option<&[u8]>, Forged> {
-        let Some((head, rest)) = self.buffer[self.first..self.end].split_first_chunk_mut::<HEAD>() else {
+        let Some((head, sealed, tag)) = whole(&mut self.buffer[self.first..self.end])? else {
             return Ok(None);
         };
-        let head = *head;
-        let len = u32::from_le_bytes(head);
-        if len == 0 || len as usize > RECORD {
-            return Err(Forged::Length(len));
-        }
-        let Some((sealed, rest)) = rest.split_at_mut_checked(len as usize) else { return Ok(None) };
-        let Some(tag) = rest.first_chunk::<TAG>() else { return Ok(None) };
         self.first += HEAD + sealed.len() + TAG;
         let (key, nonce) = self.chain.take();
-        let plain = key.open_in_place_separate_tag(nonce, Aad::from(head), Tag::from(*tag), sealed, 0..);
-        match plain {
-            Ok(plain) => Ok(Some(plain)),
+        match key.open(nonce, head, sealed, &tag) {
+            Ok(()) => Ok(Some(sealed)),
             Err(_) => Err(Forged::Record(self.chain.all - 1)),
         }
     }
+
+    /// How many bytes the next record holds; none until all of it has come.
+    pub fn next_len(&mut self) -> Result<Option<usize>, Forged> {
+        Ok(whole(&mut self.buffer[self.first..self.end])?.map(|(_, sealed, _)| sealed.len()))
+    }
+
+    /// Opens the next record, which has come and holds as many bytes as `to` takes, into that. Zeros may be there
+    /// instead if it is refused.
+    pub fn open_to(&mut self, to: &mut [u8]) -> Result<(), Forged> {
+        let record = whole(&mut self.buffer[self.first..self.end])?;
+        let Some((head, sealed, tag)) = record.filter(|(_, sealed, _)| sealed.len() == to.len()) else {
+            return Err(Forged::Record(self.chain.all));
+        };
+        self.first += HEAD + sealed.len() + TAG;
+        let (key, nonce) = self.chain.take();
+        key.open_to(nonce, head, (sealed, &tag), to).map_err(|_| Forged::Record(self.chain.all - 1))
+    }
+}
+
+/// The first record of `bytes`: its head, what is sealed, and the tag.
+#[allow(clippy::type_complexity)] // three parts, taken apart at once
+fn whole(bytes: &mut [u8]) -> Result<Option<([u8; HEAD], &mut [u8], [u8; TAG])>, Forged> {
+    let Some((head, rest)) = bytes.split_first_chunk_mut::<HEAD>() else { return Ok(None) };
+    let len = u32::from_le_bytes(*head);
+    if len == 0 || len as usize > RECORD {
+        return Err(Forged::Length(len));
+    }
+    let Some((sealed, rest)) = rest.split_at_mut_checked(len as usize) else { return Ok(None) };
+    Ok(rest.first_chunk::<TAG>().map(|tag| (*head, sealed, *tag)))
 }
 
 #[cfg(test)]
@@ -223,11 +252,11 @@ mod tests {
     /// Seals `bytes`, in records of at most `record` bytes.
     fn sealed(sealer: &mut Sealer, bytes: &[u8], record: usize) -> Vec<Vec<u8>> {
         let mut records = vec![];
-        for piece in bytes.chunks(record) {
-            let mut once = Some(piece);
-            sealer.seal(|to, _| to.extend_from_slice(once.take().unwrap_or(&[])));
+        for mut piece in bytes.chunks(record) {
+            let len = piece.len();
+            sealer.seal(&mut piece);
             records.push(sealer.rest().to_vec());
-            assert_eq!(sealer.sent(records.last().map_or(0, Vec::len)), piece.len());
+            assert_eq!(sealer.sent(records.last().map_or(0, Vec::len)), len);
         }
         records
     }

@@ -246,6 +246,10 @@ fn a_put_outside_every_window_is_refused_and_changes_nothing() {
         assert!(matches!(e, Error::Protocol { rank: 0, .. }), "{e}");
         assert!(b.bytes(0, 8192).iter().all(|&v| v == 0));
         assert!(b.tcp.lost(0).unwrap().contains("broke the protocol"));
+        // The other side hears of it.
+        let e = text(a.wait("an error", || false));
+        assert!(e.contains("rank 1") && e.contains("refused what came from this rank"), "{e}");
+        assert!(e.contains("no exposed window covers") || e.contains("no counter of an exposed"), "{e}");
     }
 }
 

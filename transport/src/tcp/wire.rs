@@ -4,7 +4,7 @@
 //!
 //! | bytes | |
 //! |---|---|
-//! | 0 | kind: 1 put, 2 goodbye |
+//! | 0 | kind: 1 put, 2 goodbye, 3 refusal: its payload says why the receiver reads no more |
 //! | 1 | flags: 1 a signal follows the payload |
 //! | 2–7 | zero |
 //! | 8–15 | `len` |
@@ -20,8 +20,13 @@ pub const HEAD: usize = 40;
 /// The longest payload of one frame: more than any region holds.
 pub const PAYLOAD_MAX: u64 = 1 << 46;
 
+/// The most bytes of text that a refusal has.
+pub const REASON: usize = 240;
+
 const PUT: u8 = 1;
 const GOODBYE: u8 = 2;
+const REFUSAL: u8 = 3;
+const REASON_BYTES: u64 = REASON as u64;
 const SIGNAL: u8 = 1;
 
 /// The head of a put.
@@ -58,6 +63,16 @@ pub fn goodbye() -> [u8; HEAD] {
     head
 }
 
+/// The bytes of a refusal, the last frame to a peer whose bytes could not be taken: why, cut off after [`REASON`].
+pub fn refusal(why: &str) -> Vec<u8> {
+    let why = &why[..why.floor_char_boundary(REASON)];
+    let mut bytes = vec![0; HEAD];
+    bytes[0] = REFUSAL;
+    bytes[8..16].copy_from_slice(&(why.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(why.as_bytes());
+    bytes
+}
+
 /// What the decoder found next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step<'a> {
@@ -78,23 +93,25 @@ pub enum Step<'a> {
     Done(Put),
     /// The sender leaves in order.
     Goodbye,
+    /// It takes nothing more, for the reason in [`Decoder::reason`].
+    Refusal,
 }
 
 /// Bytes that no sender of ours sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Neither put nor goodbye.
+    /// Neither put nor goodbye nor refusal.
     #[error("a frame of unknown kind {0}")]
     Kind(u8),
     /// Flags or padding that have no meaning.
     #[error("a frame with unknown flags")]
     Flags,
-    /// Longer than [`PAYLOAD_MAX`].
+    /// Longer than [`PAYLOAD_MAX`], or than a refusal is.
     #[error("a frame of {0} bytes")]
     Length(u64),
     /// Bytes after the last frame.
-    #[error("bytes after its goodbye")]
-    AfterGoodbye,
+    #[error("bytes after its last frame")]
+    AfterLast,
 }
 
 /// Takes the bytes of one connection apart, in whatever pieces they come.
@@ -104,13 +121,20 @@ pub struct Decoder {
     have: usize,
     /// The put whose payload is coming, and how much of it came.
     payload: Option<(Put, u64)>,
-    gone: bool,
+    last: Option<Last>,
+}
+
+/// The last frame, of which `missing` bytes of text are still to come.
+#[derive(Debug)]
+struct Last {
+    missing: usize,
+    reason: Vec<u8>,
 }
 
 impl Default for Decoder {
     /// At the start of a connection.
     fn default() -> Decoder {
-        Decoder { head: [0; HEAD], have: 0, payload: None, gone: false }
+        Decoder { head: [0; HEAD], have: 0, payload: None, last: None }
     }
 }
 
@@ -135,8 +159,8 @@ impl Decoder {
         if input.is_empty() {
             return Ok(Step::More);
         }
-        if self.gone {
-            return Err(Malformed::AfterGoodbye);
+        if let Some(last) = &mut self.last {
+            return last.more(input);
         }
         let n = (HEAD - self.have).min(input.len());
         let (bytes, rest) = input.split_at(n);
@@ -147,7 +171,10 @@ impl Decoder {
             return Ok(Step::More);
         }
         self.have = 0;
-        self.begin()
+        match (self.begin()?, &mut self.last) {
+            (Step::More, Some(last)) if !input.is_empty() => last.more(input),
+            (step, _) => Ok(step),
+        }
     }
 
     fn begin(&mut self) -> Result<Step<'static>, Malformed> {
@@ -170,9 +197,16 @@ impl Decoder {
                 Ok(Step::Begin(put))
             }
             GOODBYE if flags == 0 => {
-                self.gone = true;
+                self.last = Some(Last { missing: 0, reason: Vec::new() });
                 Ok(Step::Goodbye)
             }
+            REFUSAL if flags == 0 => match word(8) {
+                len @ 1..=REASON_BYTES => {
+                    self.last = Some(Last { missing: len as usize, reason: Vec::with_capacity(REASON) });
+                    Ok(Step::More)
+                }
+                len => Err(Malformed::Length(len)),
+            },
             kind => Err(Malformed::Kind(kind)),
         }
     }
@@ -193,7 +227,27 @@ impl Decoder {
 
     /// Whether nothing is half received.
     pub fn between_frames(&self) -> bool {
-        self.have == 0 && self.payload.is_none()
+        self.have == 0 && self.payload.is_none() && self.last.as_ref().is_none_or(|last| last.missing == 0)
+    }
+
+    /// Why the sender takes nothing more: its words, without what could not be shown in a line.
+    pub fn reason(&self) -> String {
+        let said = self.last.as_ref().map_or(&[][..], |last| &last.reason);
+        String::from_utf8_lossy(said).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    }
+}
+
+impl Last {
+    #[cold]
+    fn more(&mut self, input: &mut &[u8]) -> Result<Step<'static>, Malformed> {
+        if self.missing == 0 {
+            return Err(Malformed::AfterLast);
+        }
+        let (bytes, rest) = input.split_at(self.missing.min(input.len()));
+        *input = rest;
+        self.reason.extend_from_slice(bytes);
+        self.missing -= bytes.len();
+        Ok(if self.missing == 0 { Step::Refusal } else { Step::More })
     }
 }
 
@@ -207,13 +261,13 @@ mod tests {
         Put { len, at, signal: signal.map(|(at, value)| Signal { at, value }) }
     }
 
-    /// The puts with their payload, and whether a goodbye came.
-    type Decoded = (Vec<(Put, Vec<u8>)>, bool);
+    /// The puts with their payload, and whether a goodbye or a refusal came.
+    type Decoded = (Vec<(Put, Vec<u8>)>, Option<String>);
 
     /// Feeds `pieces`, checks the order of steps, and gives the puts with their payload.
     fn decode(pieces: &[&[u8]], direct: usize) -> Result<Decoded, Malformed> {
         let mut decoder = Decoder::default();
-        let (mut puts, mut gone, mut payload) = (vec![], false, vec![]);
+        let (mut puts, mut gone, mut payload) = (vec![], None, vec![]);
         for piece in pieces {
             let mut input = *piece;
             loop {
@@ -233,7 +287,8 @@ mod tests {
                         payload.extend_from_slice(bytes);
                     }
                     Step::Done(put) => puts.push((put, std::mem::take(&mut payload))),
-                    Step::Goodbye => gone = true,
+                    Step::Goodbye => gone = Some("goodbye".to_owned()),
+                    Step::Refusal => gone = Some(decoder.reason()),
                 }
             }
             assert!(input.is_empty());
@@ -248,6 +303,7 @@ mod tests {
                 (prop::collection::vec(any::<u8>(), 0..300), any::<u64>(), any::<Option<(u64, u64)>>()), 0..8),
             cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
             direct in 0usize..50,
+            reason in any::<Option<String>>().prop_map(|said| said.filter(|said| !said.is_empty())),
         ) {
             let mut bytes = vec![];
             let mut expected = vec![];
@@ -257,12 +313,15 @@ mod tests {
                 bytes.extend_from_slice(&payload);
                 expected.push((put, payload));
             }
-            bytes.extend_from_slice(&goodbye());
+            bytes.extend(reason.as_deref().map_or(goodbye().to_vec(), refusal));
+            let said = reason.map_or("goodbye".to_owned(), |said| {
+                said[..said.floor_char_boundary(REASON)].replace(char::is_control, " ")
+            });
             let mut cuts: Vec<usize> = cuts.iter().map(|c| c.index(bytes.len())).collect();
             cuts.extend([0, bytes.len()]);
             cuts.sort_unstable();
             let pieces: Vec<&[u8]> = cuts.windows(2).map(|w| &bytes[w[0]..w[1]]).collect();
-            prop_assert_eq!(decode(&pieces, direct), Ok((expected, true)));
+            prop_assert_eq!(decode(&pieces, direct), Ok((expected, Some(said))));
         }
 
         #[test]
@@ -283,6 +342,12 @@ mod tests {
         assert_eq!(changed(1, 2), Malformed::Flags);
         assert_eq!(changed(7, 1), Malformed::Flags);
         assert_eq!(changed(15, 0x7f), Malformed::Length(0x7f << 56));
-        assert_eq!(decode(&[&goodbye(), &good], 0), Err(Malformed::AfterGoodbye));
+        assert_eq!(decode(&[&goodbye(), &good], 0), Err(Malformed::AfterLast));
+        assert_eq!(decode(&[&refusal("no"), &good], 0), Err(Malformed::AfterLast));
+        for len in [0, REASON as u8 + 1] {
+            let mut bytes = refusal("no");
+            bytes[8] = len;
+            assert_eq!(decode(&[&bytes], 0), Err(Malformed::Length(len.into())));
+        }
     }
 }

@@ -235,9 +235,8 @@ fn records(scene: &Scene, keys: &Keys, count: u8) -> Vec<Vec<u8>> {
     (0..count).map(|i| record(&mut sealer, &frame(i + 1))).collect()
 }
 
-fn record(sealer: &mut Sealer, bytes: &[u8]) -> Vec<u8> {
-    let mut once = Some(bytes);
-    sealer.seal(|to, _| to.extend_from_slice(once.take().unwrap_or_default()));
+fn record(sealer: &mut Sealer, mut bytes: &[u8]) -> Vec<u8> {
+    sealer.seal(&mut bytes);
     let sealed = sealer.rest().to_vec();
     sealer.sent(sealed.len());
     sealed
