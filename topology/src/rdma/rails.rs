@@ -40,8 +40,8 @@ pub fn shares(offers: &[&Offer]) -> Vec<Share> {
     (0..ports.len()).map(share).collect()
 }
 
-/// Whether two ranks are joined by verbs, and over which rails: as many as both have ports for each rank that shares them,
-/// at most what both settings allow, and at least one. No port is in two of them. `turned` on exactly one of the two ranks:
+/// Whether two ranks are joined by verbs, and over which rails: the pairs of ports of their hosts, divided among the ranks
+/// that share them, at most as many as both settings allow, and at least one. `turned` on exactly one of the two ranks:
 /// what it is told is the mirror image of what the other one is.
 ///
 /// Ranks with the same index on their hosts meet on the same rails, and one index after the other has the next ones.
@@ -66,25 +66,11 @@ pub fn between_ranks(
     }
 }
 
-/// The rails of two ranks, of all pairs of ports that fit together.
+/// The rails of two ranks, of all pairs of ports that are used between their hosts.
 fn allot(ways: &[Rail], [ours, theirs]: [Share; 2], most: usize) -> Vec<Rail> {
-    let each = |of: fn(&Rail) -> usize, share: Share| {
-        let mut ports: Vec<usize> = ways.iter().map(of).collect();
-        ports.sort_unstable();
-        ports.dedup();
-        ports.len() / share.ranks.max(1)
-    };
-    let count = each(|way| way.here, ours).min(each(|way| way.there, theirs)).min(most).max(1);
+    let count = (ways.len() / ours.ranks.max(theirs.ranks).max(1)).min(most).max(1);
     let start = ours.index.min(theirs.index) * count;
-    let mut rails: Vec<Rail> = Vec::new();
-    for k in 0..ways.len() {
-        let way = ways[(start + k) % ways.len()];
-        let taken = |rail: &Rail| rail.here == way.here || rail.there == way.there;
-        if rails.len() < count && !rails.iter().any(taken) {
-            rails.push(way);
-        }
-    }
-    rails
+    (start..start + count).map(|k| ways[k % ways.len()]).collect()
 }
 
 #[cfg(test)]

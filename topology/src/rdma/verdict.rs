@@ -2,6 +2,7 @@
 //! both ranks come to the same verdict, so that nobody waits for a queue pair that the other does not make.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
@@ -302,9 +303,8 @@ impl NoVerbs {
 
 /// Whether two ranks are joined by verbs. `between(b, a)` is the mirror image of `between(a, b)`.
 ///
-/// Of two link layers that both have, the one with more bandwidth is used. The side with less bandwidth is used with
-/// all its ports, each with one of the other's in order. Ports that are farther away are used where the nearest of both do
-/// not reach each other.
+/// Of two link layers that both have, the one with more bandwidth is used. Ports that are farther away are used where the
+/// nearest of both do not reach each other.
 pub fn between(here: &Offer, there: &Offer, same_host: bool) -> Verdict {
     match refusal(here, there, same_host) {
         Some(why) => Verdict::No(why),
@@ -386,28 +386,35 @@ fn fabric(here: &Offer, there: &Offer) -> Verdict {
     })
 }
 
-/// The pairs of ports of one link layer.
+/// The pairs of ports of one link layer: the fastest first, of these the ones whose ports are in the fewest pairs so far,
+/// and of these the first ports of both. A port is in as many pairs as it has the speed for, so that two ports of
+/// 200 Gb/s serve four of 100 Gb/s; it is in one where its speed is not known.
 fn rails(here: &Offer, there: &Offer, layer: LinkLayer) -> Vec<Rail> {
     let (ours, theirs) = (here.of(layer), there.of(layer));
-    let total = |o: &Offer, ports: &[usize]| {
-        ports.iter().map(|&i| o.ports[i].rate_mbps.unwrap_or(1)).fold(0, u64::saturating_add)
-    };
-    let count = match total(here, &ours).cmp(&total(there, &theirs)) {
-        std::cmp::Ordering::Less => ours.len(),
-        std::cmp::Ordering::Greater => theirs.len(),
-        std::cmp::Ordering::Equal => ours.len().max(theirs.len()),
-    };
-    let pair = |i: usize, j: usize| join(here, there, ours[i], theirs[j]);
-    let even: Vec<Rail> = (0..count).filter_map(|k| pair(k % ours.len(), k % theirs.len())).collect();
-    if !even.is_empty() {
-        return even;
-    }
-    // Not in order, then: whatever fits, the first ports of both first. Equal from either side.
     let all = (0..ours.len()).flat_map(|i| (0..theirs.len()).map(move |j| (i, j)));
-    let fits = all.filter_map(|(i, j)| Some(((i.max(j), i.min(j)), pair(i, j)?)));
-    let fits: Vec<_> = fits.collect();
-    let first = fits.iter().map(|(key, _)| *key).min();
-    fits.into_iter().filter(|(key, _)| Some(*key) == first).map(|(_, rail)| rail).collect()
+    let fits: Vec<_> =
+        all.filter_map(|(i, j)| Some((i, j, join(here, there, ours[i], theirs[j])?))).collect();
+    // Of each port, how many pairs it is in, and the speed that they take of it.
+    let (mut here_in, mut there_in) = (vec![(0, 0); ours.len()], vec![(0, 0); theirs.len()]);
+    let room = |(pairs, taken): (usize, u64), rate: Option<u64>, more: u64| {
+        pairs == 0 || rate.is_some_and(|rate| taken.saturating_add(more) <= rate)
+    };
+    let mut rails = Vec::new();
+    loop {
+        let next = fits.iter().filter_map(|&(i, j, rail)| {
+            let (a, b) = (here.ports[ours[i]].rate_mbps, there.ports[theirs[j]].rate_mbps);
+            let rate = a.or(b).unwrap_or(1).min(b.or(a).unwrap_or(1));
+            let fits = room(here_in[i], a, rate) && room(there_in[j], b, rate);
+            // The same from either side.
+            let key = (Reverse(rate), here_in[i].0 + there_in[j].0, i.max(j), i.min(j));
+            fits.then_some((key, (i, j, rate, rail)))
+        });
+        let Some((_, (i, j, rate, rail))) = next.min_by_key(|(key, _)| *key) else { return rails };
+        for port in [&mut here_in[i], &mut there_in[j]] {
+            *port = (port.0 + 1, port.1.saturating_add(rate));
+        }
+        rails.push(rail);
+    }
 }
 
 /// Two ports as a rail, if they can reach each other.

@@ -59,11 +59,28 @@ fn ports_are_divided_among_the_ranks_that_share_them() {
 }
 
 #[test]
-fn a_port_that_is_paired_twice_is_used_once() {
-    let slow = Offer { most_rails: 4, ..offer(&["a0", "a1", "a2"], 4) };
-    let mut fast = offer(&["b0", "b1"], 4);
-    fast.ports.iter_mut().for_each(|port| port.rate_mbps = Some(150_000));
-    assert_eq!(said((&slow, Share::ALONE), (&fast, Share::ALONE)), "a0-b0 a1-b1");
+fn a_port_is_in_as_many_rails_as_it_has_the_speed_for() {
+    let of = |devices: &[&str], gbits: u64| {
+        let mut offer = offer(devices, 4);
+        offer.ports.iter_mut().for_each(|port| port.rate_mbps = Some(1000 * gbits));
+        offer
+    };
+    let (four, two) = (of(&["a0", "a1", "a2", "a3"], 100), of(&["b0", "b1"], 200));
+    assert_eq!(said((&four, Share::ALONE), (&two, Share::ALONE)), "a0-b0 a1-b1 a2-b0 a3-b1");
+    assert_eq!(said((&two, Share::ALONE), (&four, Share::ALONE)), "b0-a0 b1-a1 b0-a2 b1-a3");
+    let halves = [0, 1].map(|index| Share { index, ranks: 2 });
+    let of_half = |half| said((&four, half), (&two, half));
+    assert_eq!(halves.map(of_half), ["a0-b0 a1-b1", "a2-b0 a3-b1"]);
+    // Half of what is left of either would hold a third up.
+    assert_eq!(
+        said((&of(&["a0", "a1", "a2"], 100), Share::ALONE), (&of(&["b0", "b1"], 150), Share::ALONE)),
+        "a0-b0 a1-b1"
+    );
+    // One of 200 serves two; of a port whose speed nobody knows nothing is expected.
+    assert_eq!(said((&four, Share::ALONE), (&of(&["b0"], 200), Share::ALONE)), "a0-b0 a1-b0");
+    let mut unknown = of(&["b0", "b1"], 200);
+    unknown.ports[0].rate_mbps = None;
+    assert_eq!(said((&four, Share::ALONE), (&unknown, Share::ALONE)), "a0-b0 a1-b1 a2-b1");
 }
 
 #[test]
@@ -112,7 +129,7 @@ fn share() -> impl Strategy<Value = Share> {
 }
 
 proptest! {
-    /// Both ranks come to the same rails, in the same order, and no port is in two of them.
+    /// Both ranks come to the same rails, in the same order, and none of their ports is in more than it has the speed for.
     #[test]
     fn both_ranks_agree(a in offers(), b in offers(), ours in share(), theirs in share()) {
         let here = between_ranks((&a, ours), (&b, theirs), false, false);
@@ -124,8 +141,15 @@ proptest! {
         prop_assert_eq!(&there.iter().map(Rail::turned).collect::<Vec<_>>(), &here);
         let most = usize::from(a.most_rails.min(b.most_rails)).max(1);
         prop_assert!(!here.is_empty() && here.len() <= most);
-        for (i, rail) in here.iter().enumerate() {
-            prop_assert!(here[..i].iter().all(|r| r.here != rail.here && r.there != rail.there));
+        for rail in &here {
+            let (x, y) = (&a.ports[rail.here], &b.ports[rail.there]);
+            let speed = |r: &Rail| a.ports[r.here].rate_mbps.min(b.ports[r.there].rate_mbps).unwrap();
+            let all = |of: fn(&Rail) -> usize| -> Vec<u64> {
+                here.iter().filter(|r| of(r) == of(rail)).map(speed).collect()
+            };
+            for (rates, port) in [(all(|r| r.here), x), (all(|r| r.there), y)] {
+                prop_assert!(rates.iter().sum::<u64>() <= port.rate_mbps.unwrap());
+            }
         }
         if let Verdict::Verbs(all) = between(&a, &b, false) {
             prop_assert!(here.iter().all(|rail| all.contains(rail)));
