@@ -9,7 +9,8 @@
 //! | [`gid`] | the address (GID) that a port is reached by, and the table of them |
 //! | [`filter`] | `ND_IB_HCA`: which devices and ports may be used |
 //! | [`ports`] | the ports that a rank uses, and why not the others |
-//! | [`verdict`] | whether two ranks are joined by verbs, over which ports, and why not |
+//! | [`verdict`] | whether two ranks are joined by verbs, and over which ports |
+//! | [`refusal`] | why they are not, in words |
 //! | [`rails`] | how many of these ports they use at once, and which |
 //! | [`parse`] | the text of sysfs |
 
@@ -18,6 +19,7 @@ pub mod gid;
 pub mod parse;
 pub mod ports;
 pub mod rails;
+pub mod refusal;
 pub mod verdict;
 
 use std::fmt;
@@ -29,7 +31,8 @@ pub use filter::HcaFilter;
 pub use gid::{GidClass, choose_gid, gid_table, gid_word};
 pub use ports::{LeftOut, Place, PortChoice, Wishes, choose_ports};
 pub use rails::{MOST_RAILS, Share, between_ranks, shares};
-pub use verdict::{Asked, Library, NoVerbs, Offer, OfferedPort, Rail, Side, Verdict, between};
+pub use refusal::{NoVerbs, Side, Unused, told};
+pub use verdict::{Asked, Library, Offer, OfferedPort, Rail, Verdict, between};
 
 /// One RDMA device (host channel adapter). What the source does not say is absent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -1,4 +1,4 @@
-//! Whether two ranks are joined by verbs, over which ports, and why not. Each rank makes an [`Offer`]; from both offers
+//! Whether two ranks are joined by verbs, and over which ports. Each rank makes an [`Offer`]; from both offers
 //! both ranks come to the same verdict, so that nobody waits for a queue pair that the other does not make.
 
 use std::borrow::Cow;
@@ -6,7 +6,8 @@ use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
-use super::{GidClass, LinkLayer, PortChoice};
+use super::ports::PortOf;
+use super::{GidClass, LeftOut, LinkLayer, NoVerbs, PortChoice, Side, Unused};
 use crate::printable;
 
 /// What a rank's settings say of verbs.
@@ -46,8 +47,8 @@ pub struct Offer {
     pub library: Library,
     /// The ports that it would use; after them those that are farther away, for peers that the others do not reach.
     pub ports: Vec<OfferedPort>,
-    /// The other ports, each with the reason, such as `mlx5_1:1 down (Disabled)`.
-    pub left_out: Vec<String>,
+    /// The other ports.
+    pub left_out: Vec<Unused>,
 }
 
 impl Default for Offer {
@@ -117,13 +118,18 @@ impl Offer {
                 farther,
             }
         };
+        let unused = |(of, why): &(PortOf<'_>, LeftOut)| Unused {
+            port: of.to_string(),
+            why: why.to_string(),
+            remedy: String::new(),
+        };
         let nearest = choice.rails.iter().map(|c| (c, false));
         Offer {
             asked,
             most_rails,
             library,
             ports: nearest.chain(choice.farther.iter().map(|c| (c, true))).map(port).collect(),
-            left_out: choice.left_out.iter().map(|(of, why)| format!("{of} {why}")).collect(),
+            left_out: choice.left_out.iter().map(unused).collect(),
         }
     }
 
@@ -178,126 +184,6 @@ impl Rail {
     pub fn turned(&self) -> Rail {
         let Rail { here, there, class, gid_here, gid_there, mtu } = *self;
         Rail { here: there, there: here, class, gid_here: gid_there, gid_there: gid_here, mtu }
-    }
-}
-
-/// One of two ranks, or both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// Ours.
-    Here,
-    /// The peer.
-    There,
-    /// Both.
-    Both,
-}
-
-/// Why two ranks are not joined by verbs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoVerbs {
-    /// The settings say so.
-    NotAsked {
-        /// Whose.
-        side: Side,
-        /// Which setting.
-        setting: String,
-    },
-    /// They share memory, which is faster.
-    SameHost,
-    /// There is no RDMA device.
-    NoDevice(Side),
-    /// libibverbs cannot be opened.
-    NoLibrary {
-        /// Where.
-        side: Side,
-        /// Why, and what to do.
-        reason: String,
-    },
-    /// There are ports, and none can be used.
-    NoPort {
-        /// Where.
-        side: Side,
-        /// Our ports, each with the reason.
-        here: Vec<String>,
-        /// Theirs.
-        there: Vec<String>,
-    },
-    /// One has InfiniBand, the other Ethernet.
-    LinkLayers {
-        /// Ours.
-        here: LinkLayer,
-        /// Theirs.
-        there: LinkLayer,
-    },
-    /// InfiniBand ports in different subnets.
-    Subnets {
-        /// Prefix of ours.
-        here: u64,
-        /// Prefix of theirs.
-        there: u64,
-    },
-    /// RoCE ports without addresses of one class.
-    Addresses {
-        /// Classes of ours.
-        here: Vec<GidClass>,
-        /// Classes of theirs.
-        there: Vec<GidClass>,
-    },
-}
-
-impl NoVerbs {
-    /// Whether a user would want to know: not where nobody asked, and not where there is no RDMA at all.
-    pub fn is_surprising(&self) -> bool {
-        !matches!(self, NoVerbs::NotAsked { .. } | NoVerbs::SameHost | NoVerbs::NoDevice(Side::Both))
-    }
-
-    /// One clause, with what to call the two ranks or hosts; the same name twice where the other is thought to be like
-    /// this one.
-    pub fn text(&self, here: &str, there: &str) -> String {
-        let one = |side: &Side| match side {
-            Side::There => Some(there),
-            Side::Both if here != there => None,
-            Side::Here | Side::Both => Some(here),
-        };
-        match self {
-            NoVerbs::NotAsked { side: Side::Both, setting } => setting.clone(),
-            NoVerbs::NotAsked { side, setting } => format!("{setting} on {}", one(side).unwrap_or(here)),
-            NoVerbs::SameHost => "they are on one host and share its memory".to_owned(),
-            NoVerbs::NoDevice(side) => match one(side) {
-                Some(name) => format!("{name} has no RDMA device"),
-                None => format!("neither {here} nor {there} has an RDMA device"),
-            },
-            NoVerbs::NoLibrary { side, reason } => match one(side) {
-                Some(name) => format!("{name}: {reason}"),
-                None => format!("{here} and {there}: {reason}"),
-            },
-            NoVerbs::NoPort { side, here: ours, there: theirs } => match one(side) {
-                Some(name) => {
-                    let ports = if *side == Side::There { theirs } else { ours };
-                    format!("{name} has no usable RDMA port: {}", ports.join("; "))
-                }
-                None => format!(
-                    "neither has a usable RDMA port ({here}: {}; {there}: {})",
-                    ours.join("; "),
-                    theirs.join("; ")
-                ),
-            },
-            NoVerbs::LinkLayers { here: a, there: b } => {
-                format!("{here} has {a} ports, {there} has {b} ports")
-            }
-            NoVerbs::Subnets { here: a, there: b } => format!(
-                "their InfiniBand ports are in different subnets ({here}: {a:016x}, {there}: {b:016x})"
-            ),
-            NoVerbs::Addresses { here: a, there: b } => {
-                let list = |c: &[GidClass]| c.iter().map(GidClass::to_string).collect::<Vec<_>>().join(" / ");
-                format!(
-                    "their RoCE addresses do not fit together ({here}: {}, {there}: {}); give both interfaces an \
-                     IPv4 address",
-                    list(a),
-                    list(b)
-                )
-            }
-        }
     }
 }
 

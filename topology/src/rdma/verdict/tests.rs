@@ -30,6 +30,10 @@ fn offer(ports: Vec<OfferedPort>) -> Offer {
     Offer { library: Library::Present, ports, ..Offer::default() }
 }
 
+fn unused(port: &str, why: &str, remedy: &str) -> Unused {
+    Unused { port: port.into(), why: why.into(), remedy: remedy.into() }
+}
+
 /// Pairs as `a-b`, or why not.
 fn said(here: &Offer, there: &Offer) -> String {
     match between(here, there, false) {
@@ -110,9 +114,9 @@ fn every_refusal_says_where_and_what_to_do() {
     let none = Offer { library: Library::Present, ..Offer::default() };
     assert_eq!(said(&good, &none), "node1 has no RDMA device");
     assert_eq!(said(&none, &none), "neither node0 nor node1 has an RDMA device");
-    let down = Offer { left_out: vec!["mlx5_0:1 down (Disabled)".into()], ..none.clone() };
+    let down = Offer { left_out: vec![unused("mlx5_0:1", "down (Disabled)", "")], ..none.clone() };
     assert_eq!(said(&down, &good), "node0 has no usable RDMA port: mlx5_0:1 down (Disabled)");
-    let two = said(&down, &Offer { left_out: vec!["x:1 init".into()], ..none.clone() });
+    let two = said(&down, &Offer { left_out: vec![unused("x:1", "init", "")], ..none.clone() });
     assert_eq!(two, "neither has a usable RDMA port (node0: mlx5_0:1 down (Disabled); node1: x:1 init)");
     let bare = Offer { library: Library::Absent("no such file".into()), ..good.clone() };
     assert_eq!(said(&good, &bare), "node1: no such file");
@@ -128,6 +132,28 @@ fn every_refusal_says_where_and_what_to_do() {
     // Without a device nobody misses the library.
     let nothing = Offer { library: Library::Absent("no such file".into()), ..none.clone() };
     assert_eq!(between(&nothing, &none, false), Verdict::No(NoVerbs::NoDevice(Side::Both)));
+}
+
+#[test]
+fn what_several_ports_lack_is_told_once() {
+    let none = Offer { library: Library::Present, ..Offer::default() };
+    let of = |kib: u64, ports: &[&str]| {
+        let why = format!("has {kib} KiB");
+        let left_out = ports.iter().map(|port| unused(port, &why, "raise it")).collect();
+        Offer { left_out, ..none.clone() }
+    };
+    let mut two = of(4, &["a:1", "b:1"]);
+    assert_eq!(
+        said(&two, &two),
+        "neither node0 nor node1 has a usable RDMA port: a:1, b:1 has 4 KiB; raise it"
+    );
+    let other = of(8, &["c:1"]);
+    let both = "neither has a usable RDMA port (node0: a:1, b:1 has 4 KiB; node1: c:1 has 8 KiB); raise it";
+    assert_eq!(said(&two, &other), both);
+    two.left_out.push(unused("c:1", "down", ""));
+    let one = "node0 has no usable RDMA port: a:1, b:1 has 4 KiB; c:1 down; raise it";
+    assert_eq!(said(&two, &offer(vec![roce("a", 100)])), one);
+    assert_eq!(two.left_out[0].to_string(), "a:1 has 4 KiB; raise it");
 }
 
 #[test]
@@ -161,9 +187,19 @@ fn offers() -> impl Strategy<Value = Offer> {
         });
     let asked = prop::sample::select(vec![Asked::Auto, Asked::Verbs, Asked::Never("x".into())]);
     let library = prop::sample::select(vec![Library::Present, Library::Absent("y".into()), Library::Unknown]);
-    (asked, library, prop::collection::vec(port, 0..4), prop::collection::vec("z", 0..2)).prop_map(
-        |(asked, library, ports, left_out)| Offer { asked, most_rails: 1, library, ports, left_out },
+    (
+        asked,
+        library,
+        prop::collection::vec(port, 0..4),
+        prop::collection::vec(Just(unused("z:1", "y", "x")), 0..2),
     )
+        .prop_map(|(asked, library, ports, left_out)| Offer {
+            asked,
+            most_rails: 1,
+            library,
+            ports,
+            left_out,
+        })
 }
 
 fn mirror(verdict: Verdict) -> Verdict {
