@@ -311,7 +311,7 @@ pub(super) fn failure(endpoint: &Endpoint, failure: Failure) -> Error {
         Failure::Transport(nd_transport::Error::Unreachable { from, to, why }) => {
             let source = endpoint.death(to).unwrap_or_else(|| {
                 // With its host and process, as people look for it.
-                let why = format!("{} does not answer: {why}", endpoint.who(to));
+                let why = format!("{}: {why}", endpoint.who(to));
                 nd_transport::Error::Unreachable { from, to, why }
             });
             Error::Transport { rank, source }

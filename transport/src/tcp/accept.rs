@@ -93,9 +93,11 @@ impl Door {
         let identity = Identity::decode(&identity).ok_or_else(|| refused(address, "sent no identity"))?;
         let me = self.common.me;
         let problem = match self.links.get(&identity.from) {
-            _ if identity.to != me => format!("looks for rank {}, this is rank {me}", identity.to),
+            _ if identity.to != me => {
+                format!("rank {} looks for rank {}, and this is rank {me}", identity.from, identity.to)
+            }
             None => {
-                format!("says it is rank {}, which is no peer by TCP of rank {me}", identity.from)
+                format!("rank {} is no peer by TCP of rank {me}", identity.from)
             }
             Some(_) if identity.talks => {
                 session.send(WELCOME)?;
@@ -144,10 +146,9 @@ impl Door {
             return self.confirmed(session, address, identity);
         };
         let attempt = rider.respond(identity.from, &mut session).inspect_err(|e| {
-            // That there is no other way is for this rank's user, too.
-            if let Error::Unreachable { from, to, why } = e {
-                let again = Error::Unreachable { from: *from, to: *to, why: why.clone() };
-                self.common.arrivals.push(Err(again));
+            // That there is no other way is for this rank's user, too, before it tries itself a peer that may be gone by then.
+            if let (Error::Unreachable { from, to, why }, Some(link)) = (e, self.links.get(&identity.from)) {
+                link.unreached(Error::Unreachable { from: *from, to: *to, why: why.clone() });
             }
         })?;
         let from = identity.from;

@@ -75,11 +75,10 @@ pub fn connect(
             pause = (pause * 2).min(PAUSE_MAX);
             continue;
         }
-        if tried.what.is_empty() {
-            let (rank, host) = (target.to, target.host);
-            tried.what.push(format!("rank {rank} on {host} has no address that this host could reach"));
-        }
-        let why = format!("tried {}", tried.what.join("; "));
+        let why = match &tried.what[..] {
+            [] => "it has no address that this host could reach".into(),
+            what => format!("it does not answer; tried {}", what.join("; ")),
+        };
         return Err(tried.refusal.unwrap_or(Error::Unreachable { from: target.from, to: target.to, why }));
     }
 }
@@ -146,8 +145,15 @@ fn once(
         // Whoever accepts the connection answers from a thread of its own; it may be busy with many others.
         let by = until.min(Instant::now() + ANSWERING);
         match introduce(stream, target, common, (by, stop)) {
-            Ok(Some(connection)) => return Ok(Some(Connected::Connection(connection, at))),
-            Ok(None) => return Ok(Some(Connected::Crossed)),
+            Ok(Introduced::Connection(connection)) => {
+                return Ok(Some(Connected::Connection(connection, at)));
+            }
+            Ok(Introduced::Crossed) => return Ok(Some(Connected::Crossed)),
+            Ok(Introduced::Declined(why)) => {
+                let why = format!("it answers at {} and refuses: {why}", candidate.to);
+                let (from, to) = (target.from, target.to);
+                tried.refusal.get_or_insert(Error::Unreachable { from, to, why });
+            }
             Err(e) => {
                 tried.what.push(format!("{}{}: {e}", candidate.to, via(candidate)));
                 match e {
@@ -238,28 +244,36 @@ pub fn tune(stream: &TcpStream, preferred: &Preferred) -> io::Result<()> {
     SockRef::from(stream).set_tcp_keepalive(&alive)
 }
 
-/// The connection once both sides hold it; none where the peer's own attempt holds.
+/// What came of a connection to a peer that has proved who it is.
+enum Introduced {
+    /// Both sides hold it.
+    Connection(Arc<Connection>),
+    /// The peer's own attempt holds.
+    Crossed,
+    /// It wants none, for this reason.
+    Declined(String),
+}
+
 fn introduce(
     stream: TcpStream,
     target: Target<'_>,
     common: &Common,
     (until, stop): (Instant, &dyn Fn() -> bool),
-) -> Result<Option<Arc<Connection>>> {
+) -> Result<Introduced> {
     let mut session = initiate(Timed { stream, until, stop }, &common.secret, CONTEXT)?;
     if !target.meeting.ask() {
         session.send(WITHDRAWN)?;
-        return Ok(None);
+        return Ok(Introduced::Crossed);
     }
     let encrypts = common.records_per_key.is_some();
     let identity = Identity { from: target.from, to: target.to, encrypts, talks: false };
     session.send(&identity.encode())?;
     let answer = session.receive(256)?;
     if answer == CROSSED {
-        return Ok(None);
+        return Ok(Introduced::Crossed);
     }
     if answer != WELCOME {
-        let why = String::from_utf8_lossy(&answer).into_owned();
-        return Err(Error::Refused { who: "the other side".into(), why });
+        return Ok(Introduced::Declined(String::from_utf8_lossy(&answer).into_owned()));
     }
     let rider = common.rider.as_ref().filter(|rider| rider.rides(target.to));
     let attempt = rider.map(|rider| rider.initiate(target.to, &mut session)).transpose()?;
@@ -268,7 +282,7 @@ fn introduce(
         let keys = keys(&session, common, identity, Side::Initiator);
         let stream = session.into_inner().stream;
         stream.set_nonblocking(true).map_err(|e| Error::system("preparing a connection", e))?;
-        Ok(Some(Arc::new(Connection::new(stream, keys.as_ref()))))
+        Ok(Introduced::Connection(Arc::new(Connection::new(stream, keys.as_ref()))))
     };
     confirm().inspect_err(|_| {
         if let (Some(rider), Some(attempt)) = (rider, attempt) {

@@ -326,7 +326,10 @@ fn the_wrong_rank_is_refused() {
     cards[1].tcp = cards[2].tcp.clone();
     let a = start(listening.swap_remove(0), 0, &cards, &secret, &config, 4096);
     let e = a.refused(1).to_string();
-    assert!(e.contains("looks for rank 1, this is rank 2"), "{e}");
+    assert!(
+        e.contains("refuses: rank 0 looks for rank 1, and this is rank 2") && !e.contains("does not answer"),
+        "{e}"
+    );
 }
 
 #[test]

@@ -98,7 +98,7 @@ impl TcpLink {
     }
 
     /// The peer cannot be reached: nothing is sent to it any more, and whoever waits learns why.
-    fn unreached(&self, error: Error) {
+    pub(in crate::tcp) fn unreached(&self, error: Error) {
         let mut out = self.out();
         if self.connected() || self.gone.set(Gone::lost(error.to_string())).is_err() {
             return;

@@ -352,9 +352,9 @@ fn a_handshake_that_goes_on_wrong_is_sent_away() {
     };
     for (what, first, answer) in [
         ("itself", identity(0, 0), "no peer by TCP of rank 0"),
-        ("a rank that is not there", identity(3, 0), "says it is rank 3"),
+        ("a rank that is not there", identity(3, 0), "rank 3 is no peer by TCP of rank 0"),
         ("the last rank of all", identity(usize::MAX, 0), "no peer by TCP"),
-        ("for another rank", identity(2, 1), "looks for rank 1, this is rank 0"),
+        ("for another rank", identity(2, 1), "looks for rank 1, and this is rank 0"),
         (
             "encrypted",
             Identity { from: 2, to: 0, encrypts: true, talks: false }.encode().to_vec(),

@@ -63,7 +63,7 @@ fn a_recorded_handshake_another_job_and_a_wrong_identity_are_sent_away() {
     let wrong = identity::Identity { from: 0, to: 7, encrypts: false, talks: false };
     session.send(&wrong.encode()).unwrap();
     let answer = session.receive(256).unwrap();
-    assert_eq!(String::from_utf8_lossy(&answer), "looks for rank 7, this is rank 1");
+    assert_eq!(String::from_utf8_lossy(&answer), "rank 0 looks for rank 7, and this is rank 1");
     let recorded = session.into_inner().written;
 
     // The same bytes again.
