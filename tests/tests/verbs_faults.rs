@@ -6,31 +6,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nd_tests::mock::Machine;
-use nd_tests::mock::ranks::{self, ASKED, LONG, ON, RANKS};
-use nd_transport::{Config, Endpoint, Error, Part, Result, Signal, Step};
-
-/// Variables that tell the ranks what to do: all of them, or each, separated by semicolons.
-const HCA: &str = "ASKED_HCA";
-const GID: &str = "ASKED_GID_INDEX";
-const MEMLOCK: &str = "LOCKED_MEMORY";
-
-fn config(rank: usize) -> Config {
-    let mut config = ranks::config(rank);
-    let hca = std::env::var(HCA).unwrap_or_else(|_| "=mock0;=mock1".into());
-    config.verbs.hca = hca.split(';').nth(rank).unwrap_or(&hca).into();
-    config.verbs.gid_index = std::env::var(GID).ok().and_then(|index| index.parse().ok());
-    config
-}
+use nd_tests::mock::ranks::{self, ASKED, GID, HCA, LONG, MEMLOCK, ON, RANKS};
+use nd_transport::{Endpoint, Error, Part, Result, Signal, Step};
 
 /// Two ranks, each of which says how it fared.
 #[test]
 #[ignore = "is started by the other tests"]
 fn ranks() {
-    if let Some(bytes) = std::env::var(MEMLOCK).ok().and_then(|bytes| bytes.parse().ok()) {
-        let limit = rustix::process::Rlimit { current: Some(bytes), maximum: Some(bytes) };
-        rustix::process::setrlimit(rustix::process::Resource::Memlock, limit).expect("a lower limit");
-    }
-    ranks::run(config);
+    ranks::limit_locked_memory();
+    ranks::run(ranks::asked);
 }
 
 /// Both ranks end with an error; what each of them says.
@@ -156,14 +140,14 @@ fn what_cannot_be_made_is_told_to_both_ranks() {
 
 #[test]
 fn locked_memory_that_is_too_little_is_told_with_its_limit() {
-    let words = ["mock0", "64 KiB for all", "ulimit -l", "limits.conf", "LimitMEMLOCK"];
+    let words = ["64 KiB for all", "ulimit -l", "limits.conf", "LimitMEMLOCK"];
     // None can be registered; the first is; queues find none.
     for fault in ["reg_mr", "reg_mr#2+", "create_cq", "create_srq"] {
         let scarce = || Machine::new(2).faults(&format!("mock0/{fault}=ENOMEM")).variable(MEMLOCK, "65536");
         unusable(scarce, &words);
     }
     let all = || Machine::new(2).faults("mock0/reg_mr=ENOMEM").variable(MEMLOCK, "65536");
-    unusable(all, &["1048576 bytes"]);
+    unusable(all, &["mock0:1", "1048576 bytes"]);
 }
 
 #[test]
@@ -197,7 +181,8 @@ fn settings_that_fit_nothing_list_what_there_is() {
 
 #[test]
 fn a_way_that_is_closed_is_found_so() {
-    let probes = |fault: &str| format!("mock0/write#1={fault};mock1/write#1={fault}");
+    // However often they connect.
+    let probes = |fault: &str| format!("mock0/write={fault};mock1/write={fault}");
     for (fault, words) in [
         ("lost", ["status 12", "transport retry counter exceeded", "ND_IB_TIMEOUT"]),
         ("status:10", ["status 10", "remote access error", "see what that rank says"]),
@@ -302,7 +287,7 @@ fn however_little_memory_can_be_registered_all_goes_right() {
 #[test]
 #[ignore = "is started by another test"]
 fn one_of_whom_never_stops_sending() {
-    let [one, two] = ranks::endpoints(config).try_into().expect("two");
+    let [one, two] = ranks::endpoints(ranks::asked).try_into().expect("two");
     let (one, two): (Endpoint, Endpoint) = (one.expect("it connects"), two.expect("it connects"));
     let window = two.region().alloc(4096, true).expect("a window");
     let link = one.link(1).expect("a link");
@@ -339,7 +324,7 @@ fn a_peer_that_never_stops_sending_does_not_keep_a_wait_from_its_end() {
 #[test]
 #[ignore = "is started by another test"]
 fn send_short_messages_to_and_fro() {
-    let [one, two] = ranks::endpoints(config).try_into().expect("two");
+    let [one, two] = ranks::endpoints(ranks::asked).try_into().expect("two");
     let ends: [Endpoint; 2] = [one.expect("it connects"), two.expect("it connects")];
     let windows = [0, 1].map(|rank: usize| ends[rank].region().alloc(4096, true).expect("a window"));
     for value in 1..=SHORT_MESSAGES / 2 {

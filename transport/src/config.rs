@@ -72,6 +72,11 @@ pub struct Config {
     pub local_address: Option<IpAddr>,
     /// All ranks met on loopback, so that nobody else need reach this one. Not a setting of the user.
     pub loopback_only: bool,
+    /// How many ranks there will be; 0 where that is not known. Not a setting of the user.
+    pub ranks: usize,
+    /// Bytes of a window that is there before any peer can connect ([`Endpoint::take_first`](crate::Endpoint::take_first)),
+    /// and which peers may put into; 0: none. Not a setting of the user.
+    pub exposed: u64,
     /// Encrypted records after which a connection changes its key. Not a setting of the user: tests make it small.
     pub records_per_key: u64,
     /// Ends a start that goes on. Not a setting of the user; clones share it.
@@ -94,6 +99,8 @@ impl Default for Config {
             start_timeout: Duration::from_secs(60),
             local_address: None,
             loopback_only: false,
+            ranks: 0,
+            exposed: 0,
             records_per_key: RECORDS_PER_KEY,
             stop: Stop::default(),
         }

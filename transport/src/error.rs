@@ -87,6 +87,16 @@ pub enum Error {
         /// What it sent.
         what: String,
     },
+    /// An RDMA device cannot be used.
+    #[error("{what}: {why}; {remedy}")]
+    Device {
+        /// Which.
+        what: String,
+        /// Why not.
+        why: String,
+        /// What to do.
+        remedy: String,
+    },
     /// Memory of another device cannot be reached, or not so.
     #[error("{what}: {why}; {remedy}")]
     DmaBuf {

@@ -52,6 +52,7 @@ pub mod strangers;
 mod sys;
 pub mod tcp;
 pub mod verbs;
+mod voice;
 
 pub use card::Card;
 pub use config::{Choice, Config, Family, PortRange};

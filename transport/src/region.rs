@@ -20,6 +20,8 @@ pub(crate) const SLEEP: u64 = 0;
 pub(crate) const PROBE_ADDRESS: u64 = 128;
 pub(crate) const PROBE_NONCE: u64 = 136;
 
+/// Offset in the first region of a mapping of a word that all who map it have in common.
+const COMMON: usize = 256;
 /// Offset of a word for each rank of the host, by its place, that it sets when it has no more use for this region.
 const DONE: u64 = 1024;
 
@@ -247,6 +249,11 @@ impl Region {
     pub fn counter(&self, offset: u64) -> &AtomicU64 {
         assert!(offset + 8 <= self.len);
         self.mapping.word64(self.start + offset as usize)
+    }
+
+    /// Sets a bit of a word that all regions of the mapping have in common; whether nobody had set it.
+    pub(crate) fn raise(&self, bit: u32) -> bool {
+        self.mapping.word64(COMMON).fetch_or(1 << bit, Ordering::AcqRel) & (1 << bit) == 0
     }
 
     pub(crate) fn word(&self, offset: u64) -> &AtomicU32 {

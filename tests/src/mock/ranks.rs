@@ -21,6 +21,13 @@ pub const ASKED: &str = "ASKED_TRANSPORT";
 /// The variable by which they go on until something fails.
 pub const ON: &str = "ON_AND_ON";
 
+/// Variables that tell the ranks what to do: all of them, or each, separated by semicolons.
+pub const HCA: &str = "ASKED_HCA";
+/// See above.
+pub const GID: &str = "ASKED_GID_INDEX";
+/// Bytes that may be locked.
+pub const MEMLOCK: &str = "LOCKED_MEMORY";
+
 /// What both are told.
 pub fn config(rank: usize) -> Config {
     let asked = std::env::var(ASKED).unwrap_or_default();
@@ -30,9 +37,31 @@ pub fn config(rank: usize) -> Config {
     config
 }
 
+/// The same, with what these variables say.
+pub fn asked(rank: usize) -> Config {
+    let mut config = config(rank);
+    let hca = std::env::var(HCA).unwrap_or_else(|_| "=mock0;=mock1".into());
+    config.verbs.hca = hca.split(';').nth(rank).unwrap_or(&hca).into();
+    config.verbs.gid_index = std::env::var(GID).ok().and_then(|index| index.parse().ok());
+    config
+}
+
+/// This process may lock no more than such a variable says.
+pub fn limit_locked_memory() {
+    if let Some(bytes) = std::env::var(MEMLOCK).ok().and_then(|bytes| bytes.parse().ok()) {
+        let limit = rustix::process::Rlimit { current: Some(bytes), maximum: Some(bytes) };
+        rustix::process::setrlimit(rustix::process::Resource::Memlock, limit).expect("a lower limit");
+    }
+}
+
 /// Connects them; one error if a rank cannot begin.
 pub fn endpoints(config: impl Fn(usize) -> Config) -> Vec<Result<Endpoint>> {
-    let openings: Result<Vec<Opening>> = (0..RANKS).map(|rank| Endpoint::open(&config(rank))).collect();
+    endpoints_of(RANKS, config)
+}
+
+/// The same of so many ranks.
+pub fn endpoints_of(ranks: usize, config: impl Fn(usize) -> Config) -> Vec<Result<Endpoint>> {
+    let openings: Result<Vec<Opening>> = (0..ranks).map(|rank| Endpoint::open(&config(rank))).collect();
     let openings = match openings {
         Ok(openings) => openings,
         Err(e) => return vec![Err(e)],
@@ -49,12 +78,17 @@ pub fn endpoints(config: impl Fn(usize) -> Config) -> Vec<Result<Endpoint>> {
     })
 }
 
-/// Communicators of both, as far as they come about; the others say why not. Warnings go to standard error.
-pub fn world(config: impl Fn(usize) -> Config) -> Vec<Communicator> {
+/// Warnings go to standard error.
+pub fn log() {
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false);
     log.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init();
+}
+
+/// Communicators of so many ranks, as far as they come about; the others say why not.
+pub fn world(ranks: usize, config: impl Fn(usize) -> Config) -> Vec<Communicator> {
+    log();
     let (mut world, secret) = (Vec::new(), Secret::random());
-    for (rank, endpoint) in endpoints(config).into_iter().enumerate() {
+    for (rank, endpoint) in endpoints_of(ranks, config).into_iter().enumerate() {
         match endpoint.map(|e| Communicator::on(e, secret.clone(), Chooser::default(), LONG)) {
             Ok(comm) => world.push(comm.expect("a communicator")),
             Err(e) => println!("\nrank {rank}: error: {e}"),
@@ -65,7 +99,7 @@ pub fn world(config: impl Fn(usize) -> Config) -> Vec<Communicator> {
 
 /// Both call, once or until something fails, and say how they fared.
 pub fn run(config: impl Fn(usize) -> Config) {
-    let world = world(config);
+    let world = world(RANKS, config);
     if world.len() == RANKS {
         // What a device tells of itself is heard when a rank next looks at it.
         let rounds = if std::env::var_os(ON).is_some() { 1000 } else { 1 };

@@ -6,7 +6,6 @@ use clap::Args as ClapArgs;
 use nd_topology::formats::kind_name;
 use nd_topology::graph::{Link, LinkKind, NodeId, NodeKind, Source};
 use nd_topology::model::{BusId, Parent};
-use nd_topology::rdma::Library;
 use nd_topology::{Error, PathClass, Result};
 use serde::Serialize;
 
@@ -120,13 +119,13 @@ pub(super) fn run(a: &PathsArgs) -> Result<()> {
 
 /// What joins ranks of this host and of another.
 fn ranks(a: &PathsArgs, m: &Machine) -> Result<()> {
-    let settings = ranks::Settings::read(a.hca.as_deref(), a.gid_index)?;
-    let library = if a.from.is_file() { Library::Unknown } else { ranks::library() };
-    let here = ranks::Host::new(&m.system, library.clone(), "this host");
+    let settings = ranks::settings(a.hca.as_deref(), a.gid_index)?;
+    let is_here = !a.from.is_file();
+    let here = ranks::Host::new(&m.system, is_here, "this host");
     let other = a.to.as_deref().map(super::named).transpose()?;
     let there = match &other {
-        Some(system) => ranks::Host::new(system, Library::Unknown, "the other host"),
-        None => ranks::Host::new(&m.system, library, "this host"),
+        Some(system) => ranks::Host::new(system, false, "the other host"),
+        None => ranks::Host::new(&m.system, is_here, "this host"),
     };
     let rows = ranks::rows(&here, &there, &settings)?;
     match &a.json {

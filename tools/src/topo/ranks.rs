@@ -1,14 +1,15 @@
 //! `nd-topo paths --ranks`: whether verbs join ranks of two hosts, over which ports, and why not. The same functions
-//! decide as in a job; what only a job finds out (a network that does not forward, a queue pair that cannot be made) is
-//! not known here.
+//! decide as in a job, and of this host's devices the same is tried; what only a job finds out (a network that does not
+//! forward, a queue pair that cannot be made) is not known here.
 
-use nd_comm::config::{Config, Environment};
+use nd_comm::config::Config;
 use nd_topology::providers;
 use nd_topology::rdma::{
-    Asked, HcaFilter, Library, NoVerbs, Offer, Place, PortChoice, Rail, Share, Verdict, Wishes,
-    between_ranks, choose_ports, shares,
+    Asked, HcaFilter, Library, NoVerbs, Offer, Place, Rail, Share, Unused, Verdict, between_ranks, shares,
+    told,
 };
 use nd_topology::{Error, Result, System};
+use nd_transport::verbs;
 use serde::Serialize;
 
 use super::printable;
@@ -16,56 +17,34 @@ use crate::say;
 use crate::table::Table;
 
 /// What the settings say; options win.
-pub(super) struct Settings {
-    pub asked: Asked,
-    pub most_rails: u8,
-    pub wishes: Wishes,
-}
-
-impl Settings {
-    /// From the environment, as a job has them.
-    pub fn read(hca: Option<&str>, gid_index: Option<u32>) -> Result<Settings> {
-        let config = Config::from_environment(&Environment::of_process())
-            .map_err(|e| Error::Invalid(format!("settings: {e}")))?;
-        let asked = match config.value("ND_TRANSPORT").as_str() {
-            "auto" => Asked::Auto,
-            "verbs" => Asked::Verbs,
-            other => Asked::Never(format!("ND_TRANSPORT={other}")),
-        };
-        let hca = hca.map_or_else(|| config.value("ND_IB_HCA"), str::to_owned);
-        let gid_index = gid_index.or_else(|| config.value("ND_IB_GID_INDEX").parse().ok());
-        let most_rails = config.transport.verbs.rails;
-        Ok(Settings { asked, most_rails, wishes: Wishes { hca: HcaFilter::parse(&hca)?, gid_index } })
+pub(super) fn settings(hca: Option<&str>, gid_index: Option<u32>) -> Result<nd_transport::Config> {
+    let config = Config::from_env().map_err(|e| Error::Invalid(format!("settings: {e}")))?;
+    let mut config = config.transport;
+    if let Some(hca) = hca {
+        config.verbs.hca = hca.to_owned();
     }
-}
-
-/// libibverbs on this machine.
-pub(super) fn library() -> Library {
-    match libibverbs_sys::library() {
-        Ok(_) => Library::Present,
-        Err(missing) => Library::Absent(missing.to_string()),
-    }
+    config.verbs.gid_index = gid_index.or(config.verbs.gid_index);
+    Ok(config)
 }
 
 /// One of the two hosts.
 pub(super) struct Host<'s> {
-    pub system: &'s System,
-    pub library: Library,
-    pub name: String,
+    system: &'s System,
+    /// It is this machine, whose devices can be looked at; else there is a description of it.
+    is_here: bool,
+    name: String,
 }
 
 impl<'s> Host<'s> {
     /// Under its own name, or `other` where it has none.
-    pub fn new(system: &'s System, library: Library, other: &str) -> Host<'s> {
+    pub fn new(system: &'s System, is_here: bool, other: &str) -> Host<'s> {
         let name = if system.name.is_empty() { other } else { &system.name };
-        Host { system, library, name: name.to_owned() }
+        Host { system, is_here, name: name.to_owned() }
     }
 
     /// It is described in a file or the library, without a word on RDMA devices.
     fn is_silent(&self) -> bool {
-        self.library == Library::Unknown
-            && self.system.rdma.is_empty()
-            && !providers::rdma::has_none(self.system)
+        !self.is_here && self.system.rdma.is_empty() && !providers::rdma::has_none(self.system)
     }
 }
 
@@ -87,8 +66,8 @@ pub(super) struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
     /// Ports that are not used, each with the reason.
-    not_used_here: Vec<String>,
-    not_used_there: Vec<String>,
+    not_used_here: Vec<Unused>,
+    not_used_there: Vec<Unused>,
 }
 
 #[derive(Debug, Serialize)]
@@ -109,7 +88,7 @@ struct RailRow {
 ///
 /// # Errors
 /// Wishes that cannot be met.
-pub(super) fn rows(here: &Host<'_>, there: &Host<'_>, settings: &Settings) -> Result<Vec<Row>> {
+pub(super) fn rows(here: &Host<'_>, there: &Host<'_>, settings: &nd_transport::Config) -> Result<Vec<Row>> {
     let ours = offers(here, settings)?;
     let theirs =
         if std::ptr::eq(here.system, there.system) { ours.clone() } else { offers(there, settings)? };
@@ -125,17 +104,19 @@ pub(super) fn rows(here: &Host<'_>, there: &Host<'_>, settings: &Settings) -> Re
 }
 
 /// The places of a host with what a rank there offers.
-fn offers(host: &Host<'_>, settings: &Settings) -> Result<Vec<(String, Offer)>> {
-    let in_host = |e: Error| Error::Invalid(format!("{}: {e}", host.name));
+fn offers(host: &Host<'_>, settings: &nd_transport::Config) -> Result<Vec<(String, Offer)>> {
+    let in_host = |e: nd_transport::Error| Error::Invalid(format!("{}: {e}", host.name));
     let offer = |(name, place): (String, Place)| {
-        let choice: PortChoice<'_> = choose_ports(host.system, place, &settings.wishes).map_err(in_host)?;
-        let (asked, library) = (settings.asked.clone(), host.library.clone());
-        Ok((name, Offer::new(asked, settings.most_rails, library, &choice)))
+        let offer = match host.is_here {
+            true => verbs::offer(settings, host.system, place),
+            false => verbs::described(settings, host.system, place, Library::Unknown),
+        };
+        Ok((name, offer.map_err(in_host)?))
     };
     let offers = places(host.system).into_iter().map(offer).collect::<Result<_>>()?;
     // With no device at all nothing is mistyped.
     if !host.system.rdma.is_empty() {
-        for name in settings.wishes.hca.unmatched(&host.system.rdma) {
+        for name in HcaFilter::parse(&settings.verbs.hca)?.unmatched(&host.system.rdma) {
             say::warning(format_args!(
                 "`{}` in ND_IB_HCA matches no RDMA port of {}",
                 printable(&name),
@@ -227,14 +208,14 @@ pub(super) fn text(here: &Host<'_>, there: &Host<'_>, rows: &[Row]) -> String {
              there is not one for each.\n",
         );
     }
-    let mut unused = |host: &str, of: fn(&Row) -> &Vec<String>| {
+    let mut unused = |host: &str, of: fn(&Row) -> &Vec<Unused>| {
         // What no rank uses; what some use is told by the table.
         let first = rows.first().map(of).cloned().unwrap_or_default();
-        let never: Vec<String> =
+        let never: Vec<Unused> =
             first.into_iter().filter(|port| rows.iter().all(|r| of(r).contains(port))).collect();
         // Where no rank has verbs, the table has said so.
         if !never.is_empty() && rows.iter().any(|r| r.why.is_none()) {
-            out.push_str(&format!("Not used on {}: {}\n", printable(host), printable(&never.join("; "))));
+            out.push_str(&format!("Not used on {}: {}\n", printable(host), printable(&told(&never))));
         }
     };
     unused(&here.name, |r| &r.not_used_here);
@@ -243,7 +224,7 @@ pub(super) fn text(here: &Host<'_>, there: &Host<'_>, rows: &[Row]) -> String {
     }
     if rows.iter().any(|r| r.why.is_none()) {
         let unknown = [here, there].into_iter().take(if alike { 1 } else { 2 });
-        let unknown = unknown.filter(|h| h.library == Library::Unknown).map(|h| printable(&h.name));
+        let unknown = unknown.filter(|h| !h.is_here).map(|h| printable(&h.name));
         let unknown: Vec<_> = unknown.collect();
         match &unknown[..] {
             [] => {}

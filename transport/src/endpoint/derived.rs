@@ -9,6 +9,7 @@ use crate::bell::Bell;
 use crate::cores;
 use crate::secure::Secret;
 use crate::tcp::{self, TcpCard};
+use crate::verbs::{Equipment, Group};
 use crate::{Card, Config, Error, Result, Stop, Window};
 
 /// A part of an endpoint's ranks that is about to become a group of its own; see [`Endpoint::derive`].
@@ -16,6 +17,7 @@ use crate::{Card, Config, Error, Result, Stop, Window};
 pub struct Deriving {
     header: Window,
     tcp: Option<tcp::Listening>,
+    equipment: Equipment,
     card: DerivedCard,
 }
 
@@ -24,6 +26,9 @@ pub struct Deriving {
 pub struct DerivedCard {
     sleep: u64,
     tcp: Option<TcpCard>,
+    /// Why it cannot use its RDMA devices for the group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unable: Option<String>,
 }
 
 impl Deriving {
@@ -34,6 +39,9 @@ impl Deriving {
 
     /// Makes the endpoint of the group of `members`, in that order, this rank among them; `cards` are theirs, `secret` is
     /// the group's own.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], on all members, where verbs were asked for and one of them cannot use them.
     pub fn connect(
         self,
         parent: &Endpoint,
@@ -41,7 +49,7 @@ impl Deriving {
         cards: &[DerivedCard],
         secret: &Secret,
     ) -> Result<Endpoint> {
-        let Deriving { header, tcp, card } = self;
+        let Deriving { header, tcp, equipment, card } = self;
         let config = Config { stop: Stop::default(), ..parent.config.clone() };
         let rank = members.iter().position(|&m| m == parent.rank).expect("a rank derives groups of its own");
         let with_tcp = |(&m, derived): (&usize, &DerivedCard)| {
@@ -57,13 +65,17 @@ impl Deriving {
         }
         let far: Vec<_> =
             (0..members.len()).filter(|&r| matches!(parent.ways[members[r]], Way::Far(_))).collect();
+        let unable: Vec<_> = full.iter().zip(cards).map(|(_, derived)| derived.unable.clone()).collect();
         let bell_socket = match full.get(rank) {
             Some(mine) => bell_socket(members.len() - far.len(), members.len(), mine, card.sleep)?,
             None => None,
         };
         let (tcp, verbs) = match (tcp, far.is_empty()) {
             (Some(tcp), false) => {
-                join_far(tcp, &parent.ports, (rank, &full, &far), secret, &parent.region, &config)?
+                let (cards, far, region) = (&full[..], &far[..], &parent.region);
+                let group = Group { rank, cards, far, region, config: &config };
+                let fabric = parent.ports.fabric(group, equipment, &unable)?;
+                join_far(tcp, group, fabric, secret)?
             }
             _ => (None, None),
         };
@@ -87,6 +99,7 @@ impl Deriving {
             region: parent.region.clone(),
             sleep: card.sleep,
             header: Some(header),
+            first: None,
             verbs,
             tcp,
             ports: parent.ports.clone(),
@@ -101,15 +114,26 @@ impl Deriving {
 
 impl Endpoint {
     /// Begins a group of some or all of `members`, this rank among them. It shares this endpoint's memory, so that what
-    /// is registered here is registered there, and nothing else: threads may use both at once.
+    /// is registered here is registered there, and nothing else: threads may use both at once. What peers are to put into
+    /// is there already: whether RDMA devices can be used with all of it is found out here, and told by the card.
     pub fn derive(&self, members: &[usize]) -> Result<Deriving> {
         let header = self.region.alloc(1, true)?;
-        let far = members.iter().any(|&m| matches!(self.ways[m], Way::Far(_)));
-        let (tcp, tcp_card) = match far {
-            true => Some(tcp::Listening::open(&self.config)?).unzip(),
-            false => (None, None),
+        let far: Vec<_> =
+            (0..members.len()).filter(|&r| matches!(self.ways[members[r]], Way::Far(_))).collect();
+        let (tcp, tcp_card) = match far.is_empty() {
+            false => Some(tcp::Listening::open(&self.config)?).unzip(),
+            true => (None, None),
         };
-        let card = DerivedCard { sleep: header.offset(), tcp: tcp_card };
-        Ok(Deriving { header, tcp, card })
+        let cards: Vec<Card> = members.iter().filter_map(|&m| self.cards.get(m).cloned()).collect();
+        let equipment = match members.iter().position(|&m| m == self.rank) {
+            Some(rank) if !far.is_empty() => {
+                let (cards, far, region) = (&cards[..], &far[..], &self.region);
+                self.ports.equipment(Group { rank, cards, far, region, config: &self.config })
+            }
+            _ => Equipment::default(),
+        };
+        let unable = equipment.reserve(&self.region).err();
+        let card = DerivedCard { sleep: header.offset(), tcp: tcp_card, unable };
+        Ok(Deriving { header, tcp, equipment, card })
     }
 }

@@ -22,7 +22,7 @@ use crate::region::{Neighbours, SLEEP};
 use crate::secure::Secret;
 use crate::shm::{self, Arena, Limit, ShmLink};
 use crate::tcp::{self, Tcp};
-use crate::verbs::{self, Ports, Verbs};
+use crate::verbs::{self, Equipment, Fabric, Group, Ports, Verbs};
 use crate::{
     Card, Choice, Config, DmaBuf, DmaBufRegistration, Error, HostId, Link, OnStop, Region, Result, Stop,
     Transport, Window, sys,
@@ -51,6 +51,7 @@ pub struct Endpoint {
     region: Arc<Region>,
     sleep: u64,
     header: Option<Window>,
+    first: Option<Window>,
     /// Ends before the connections that it leans on.
     verbs: Option<Verbs>,
     tcp: Option<Arc<Tcp>>,
@@ -107,6 +108,7 @@ pub(crate) struct Parts {
     pub region: Arc<Region>,
     pub sleep: u64,
     pub header: Option<Window>,
+    pub first: Option<Window>,
     pub verbs: Option<Verbs>,
     pub tcp: Option<Arc<Tcp>>,
     pub ports: Ports,
@@ -165,9 +167,15 @@ impl Opening {
         let processes = locals.iter().map(|l| (cards[l.0].pid, cards[l.0].process_start)).collect();
         let neighbours = Neighbours { processes, me };
         let far: Vec<_> = (0..cards.len()).filter(|&r| place(r).is_none()).collect();
+        // Whoever is the first to connect finds it, and this rank's devices know of it.
+        let first = (config.exposed > 0).then(|| region.alloc(config.exposed, true)).transpose()?;
         let (tcp, verbs) = match far.is_empty() {
             true => (None, None),
-            false => join_far(tcp, &ports, (rank, &cards, &far), secret, &region, &config)?,
+            false => {
+                let group = Group { rank, cards: &cards, far: &far, region: &region, config: &config };
+                let fabric = ports.fabric(group, Equipment::default(), &[])?;
+                join_far(tcp, group, fabric, secret)?
+            }
         };
         let way = |peer: usize| match (place(peer), &tcp) {
             _ if peer == rank => Way::Own,
@@ -192,6 +200,7 @@ impl Opening {
             region,
             sleep: SLEEP,
             header: None,
+            first,
             verbs,
             tcp,
             ports,
@@ -209,16 +218,13 @@ fn shares_memory(choice: Choice) -> bool {
     matches!(choice, Choice::Auto | Choice::Shm)
 }
 
-/// Joins a rank with those that share no memory with it.
+/// Joins a rank with those that share no memory with it, over what there is for verbs.
 fn join_far(
     listening: tcp::Listening,
-    ports: &Ports,
-    (rank, cards, far): (usize, &[Card], &[usize]),
+    Group { rank, cards, far, region, config }: Group<'_>,
+    fabric: Option<Arc<Fabric>>,
     secret: &Secret,
-    region: &Arc<Region>,
-    config: &Config,
 ) -> Result<(Option<Arc<Tcp>>, Option<Verbs>)> {
-    let fabric = verbs::start(ports, (rank, cards, far), region, config)?;
     let rider = verbs::rider(&fabric);
     let tcp = Tcp::start(listening, rank, cards, far, secret, (region.clone(), rider), config)?;
     let tcp = Arc::new(tcp);
@@ -281,7 +287,7 @@ impl Endpoint {
     }
 
     pub(crate) fn assemble(parts: Parts) -> Endpoint {
-        let Parts { rank, ways, region, sleep, header, verbs, tcp, ports, .. } = parts;
+        let Parts { rank, ways, region, sleep, header, first, verbs, tcp, ports, .. } = parts;
         let Parts { bell_socket, name, cards, crowded, config, .. } = parts;
         let link = |way: &Way| match way {
             Way::Own => None,
@@ -305,6 +311,7 @@ impl Endpoint {
             region,
             sleep,
             header,
+            first,
             verbs,
             tcp,
             ports,
@@ -340,6 +347,11 @@ impl Endpoint {
     /// have written the last, so whoever ends the use of this endpoint sees to it.
     pub fn take_header(&mut self) -> Option<Window> {
         self.header.take()
+    }
+
+    /// The window that its settings asked for ([`Config::exposed`]); it has the same offset on all ranks that asked alike.
+    pub fn take_first(&mut self) -> Option<Window> {
+        self.first.take()
     }
 
     /// Lets the RDMA devices of this endpoint, and of those derived from it, read and write memory of another device, such as
@@ -466,7 +478,8 @@ impl Endpoint {
         &self.config.stop
     }
 
-    /// Something has failed: leaving does not wait until the peers have what was sent to them, beyond a moment.
+    /// Something has failed: leaving does not wait until the peers have what was sent to them, beyond a moment. From here on
+    /// only windows are put to, not memory that a peer has granted ([`Link::land`]).
     pub fn give_up(&self) {
         if let Some(verbs) = &self.verbs {
             verbs.give_up();

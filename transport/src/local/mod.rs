@@ -62,6 +62,7 @@ pub fn faulty_group(n: usize, config: &Config, faults: &Faults) -> Result<Vec<En
             region: regions[me].clone(),
             sleep: SLEEP,
             header: None,
+            first: None,
             verbs: None,
             tcp: None,
             ports: Ports::default(),

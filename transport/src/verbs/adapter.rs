@@ -1,7 +1,6 @@
 //! What the queue pairs of an endpoint share on one device: completions, receive requests, memory for messages.
 #![allow(unsafe_code)] // memory that a device writes
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::memory::{Block, Device, Pieces};
@@ -39,6 +38,18 @@ const ANYWHERE: u32 = 1;
 /// The first place of one's own.
 const PLACES: u32 = 2;
 
+/// Receive requests for so many peers.
+fn receives_for(peers: u32) -> u32 {
+    peers.saturating_mul(CREDITS + 2).saturating_add(REPOSTED).clamp(RECEIVES_MIN, RECEIVES)
+}
+
+/// Bytes that an adapter for so many peers registers.
+pub fn memory(peers: usize) -> u64 {
+    let receives = receives_for(u32::try_from(peers).unwrap_or(u32::MAX));
+    let [receives, slots, stages, pages] = [receives, SLOTS, STAGES, PLACES + TRIALS].map(u64::from);
+    (receives + slots) * MESSAGE as u64 + stages * STAGE as u64 + pages * PROBE as u64
+}
+
 /// What an endpoint has on one device.
 #[derive(Debug)]
 pub struct Adapter {
@@ -62,8 +73,6 @@ pub struct Adapter {
     pub reposted: usize,
     /// Ports that went down, and did not come up again.
     down: Mutex<Vec<u32>>,
-    /// Somebody was told that memory cannot be registered.
-    complained: AtomicBool,
 }
 
 impl Adapter {
@@ -80,9 +89,7 @@ impl Adapter {
         };
         let peers = u32::try_from(peers).unwrap_or(u32::MAX).max(1);
         let limits = device.limits;
-        let receives =
-            peers.saturating_mul(CREDITS + 2).saturating_add(REPOSTED).clamp(RECEIVES_MIN, RECEIVES);
-        let receives = receives.min(limits.receives).max(1);
+        let receives = receives_for(peers).min(limits.receives).max(1);
         let depth = (limits.completions.saturating_sub(receives) / peers).min(DEPTH).min(limits.queue_pair);
         if depth < DEPTH_MIN {
             return Err(Error::Limit {
@@ -107,7 +114,6 @@ impl Adapter {
             reposted: (receives / 8).clamp(1, REPOSTED) as usize,
             device: device.clone(),
             down: Mutex::default(),
-            complained: AtomicBool::new(false),
         };
         let pattern: Vec<u8> = pattern().take(PROBE).collect();
         // SAFETY: a page that nobody has yet.
@@ -177,13 +183,6 @@ impl Adapter {
             unsafe { self.probe.at(place).write_bytes(0, PROBE) };
         }
         Trial { adapter: self.clone(), place: place.unwrap_or(ANYWHERE) }
-    }
-
-    /// Memory of a call cannot be registered, so it is copied; said once.
-    pub fn complain(&self, e: &Error) {
-        if !self.complained.swap(true, Ordering::Relaxed) {
-            tracing::warn!("buffers are copied before they are sent by RDMA, which is slower: {e}");
-        }
     }
 
     /// A port went down, or came up again.

@@ -1,148 +1,123 @@
-//! Which ports a rank has, and which peers it reaches by which of them.
+//! Which peers a rank reaches by which of its ports.
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use nd_topology::providers::sysfs;
-use nd_topology::rdma::{
-    Asked, HcaFilter, Library, NoVerbs, Offer, Place, PortChoice, Share, Verdict, Wishes, between,
-    between_ranks, choose_ports, shares,
-};
+use nd_topology::rdma::{self, NoVerbs, Offer, Share, Verdict, between, between_ranks, shares};
 
 use super::adapter::Adapter;
-use super::exported::Exports;
-use super::fabric::{Fabric, Pair, Rail};
-use super::memory::{Block, Device};
+use super::fabric::{Adapters, Fabric, Pair, Rail};
+use super::memory::Device;
+use super::offer::Ports;
+use crate::voice::{self, Topic};
 use crate::{Card, Choice, Config, Error, HostId, Region, Result};
 
-/// Where the kernel lists RDMA devices, below the root of sysfs.
-const CLASS: &str = "class/infiniband";
-/// Bytes that are registered to see whether any can be: about what one peer needs.
-const TRIAL: u32 = 1 << 20;
+/// A group of ranks, as one of them sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Group<'a> {
+    /// Which one.
+    pub rank: usize,
+    /// Of all, by rank.
+    pub cards: &'a [Card],
+    /// Those that share no memory with it.
+    pub far: &'a [usize],
+    /// Its memory.
+    pub region: &'a Arc<Region>,
+    /// Its settings.
+    pub config: &'a Config,
+}
 
-/// What a rank has for verbs: the ports that it would use, and their devices, open.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Ports {
-    /// What the other ranks are told.
-    pub offer: Offer,
-    /// By name.
-    devices: BTreeMap<String, Arc<Device>>,
-    /// Memory of other devices that this rank has registered.
-    pub exports: Arc<Exports>,
+/// What a rank has on devices for a group.
+#[derive(Debug, Default)]
+pub(crate) struct Equipment {
+    /// The devices' names, by place.
+    names: Vec<String>,
+    adapters: Adapters,
+}
+
+impl Equipment {
+    /// Registers what the group's payload cannot do without: an error if that works on no device, the first one's.
+    pub fn reserve(&self, region: &Region) -> Result<(), String> {
+        let reserve = |adapter: &Result<Arc<Adapter>, String>| {
+            adapter.as_ref().map_err(String::clone)?.reserve(region).map_err(|e| e.to_string())
+        };
+        let mut refused = Ok(());
+        for adapter in &self.adapters {
+            match reserve(adapter) {
+                Ok(()) => return Ok(()),
+                Err(why) => refused = refused.and(Err(why)),
+            }
+        }
+        refused
+    }
+}
+
+impl Group<'_> {
+    /// A rank as people look for it.
+    fn name(&self, rank: usize) -> String {
+        format!("rank {rank} on {}", self.cards[rank].host_name)
+    }
+
+    /// Whether verbs join this rank with each of those that share no memory with it.
+    fn verdicts(&self) -> Vec<(usize, Verdict)> {
+        let (rank, cards, shares) = (self.rank, self.cards, shares_of(self.cards));
+        let of = |&peer: &usize| {
+            let (ours, theirs) = ((&cards[rank].verbs, shares[rank]), (&cards[peer].verbs, shares[peer]));
+            let same_host = cards[peer].host == cards[rank].host;
+            (peer, between_ranks(ours, theirs, same_host, peer < rank))
+        };
+        self.far.iter().map(of).collect()
+    }
 }
 
 impl Ports {
-    /// Looks at this machine, as far as the settings let it use verbs. Costs next to nothing where there is no RDMA.
+    /// What this rank has on devices for a group, or for more ranks than the group will have.
+    pub fn equipment(&self, group: Group<'_>) -> Equipment {
+        let mut equipment = Equipment::default();
+        let pairs = self.pairs(group, &group.verdicts(), &mut equipment.names);
+        self.equip(&mut equipment, &pairs);
+        equipment
+    }
+
+    /// The queue pairs' part of an endpoint, as far as verbs join this rank with others of the group. `unable` says of each
+    /// rank why it cannot use its devices, where it has said so.
     ///
     /// # Errors
-    /// A setting that cannot be used, and no devices where verbs were asked for.
-    pub fn open(config: &Config) -> Result<Ports> {
-        let asked = match config.transport {
-            Choice::Verbs if config.encrypt => {
-                return Err(Error::Config {
-                    setting: "ND_ENCRYPT",
-                    value: "1".into(),
-                    problem: "what goes by verbs is not encrypted, and ND_TRANSPORT=verbs asks for that"
-                        .into(),
-                    remedy: "use ND_TRANSPORT=tcp or auto, or leave ND_ENCRYPT".into(),
-                });
-            }
-            Choice::Verbs if config.verbs.disable => {
-                return Err(Error::Config {
-                    setting: "ND_IB_DISABLE",
-                    value: "1".into(),
-                    problem: "ND_TRANSPORT=verbs asks for what it forbids".into(),
-                    remedy: "leave one of the two".into(),
-                });
-            }
-            Choice::Verbs => Asked::Verbs,
-            _ if config.verbs.disable => Asked::Never("ND_IB_DISABLE=1".into()),
-            Choice::Shm => Asked::Never("ND_TRANSPORT=shm".into()),
-            Choice::Tcp => Asked::Never("ND_TRANSPORT=tcp".into()),
-            Choice::Auto if config.encrypt => {
-                if any_device(&config.verbs.sysfs) {
-                    tracing::info!("ND_ENCRYPT=1: TCP is used between hosts, since RDMA is not encrypted");
-                }
-                Asked::Never("ND_ENCRYPT=1".into())
-            }
-            Choice::Auto => Asked::Auto,
-        };
-        let filter = HcaFilter::parse(&config.verbs.hca)?;
-        if matches!(asked, Asked::Never(_)) || !any_device(&config.verbs.sysfs) {
-            return Ok(Ports { offer: Offer { asked, ..Offer::default() }, ..Ports::default() });
-        }
-        let system = sysfs::read(&config.verbs.sysfs)?;
-        let wishes = Wishes { hca: filter, gid_index: config.verbs.gid_index };
-        let cores = crate::cores::CoreSet::here().numbers().into_iter().map(u32::from);
-        let choice = choose_ports(&system, Place::of_cores(&system, cores), &wishes)?;
-        for name in wishes.hca.unmatched(&system.rdma) {
-            tracing::warn!("ND_IB_HCA={}: {name} matches no RDMA port of this host", wishes.hca);
-        }
-        let library = match libibverbs_sys::library() {
-            Ok(_) => Library::Present,
-            Err(e) => Library::Absent(e.to_string()),
-        };
-        Ok(Ports::of(asked, config.verbs.rails, library, &choice))
-    }
-
-    fn of(asked: Asked, most_rails: u8, library: Library, choice: &PortChoice<'_>) -> Ports {
-        let mut offer = Offer::new(asked, most_rails, library, choice);
-        let (mut devices, exports) = (BTreeMap::new(), Arc::default());
-        if offer.library == Library::Present {
-            let (ports, left_out) = (&mut offer.ports, &mut offer.left_out);
-            ports.retain(|port| {
-                // Those that are farther away are mostly not needed, and opened when they are.
-                if port.farther || devices.contains_key(&port.device) {
-                    return true;
-                }
-                match Device::open(&port.device, &exports)
-                    .and_then(|device| try_memory(&device).map(|()| device))
-                {
-                    Ok(device) => {
-                        devices.insert(port.device.clone(), device);
-                        true
-                    }
-                    Err(e) => {
-                        left_out.push(format!("{}: {e}", port.name()));
-                        false
-                    }
-                }
-            });
-        }
-        Ports { offer, devices, exports }
-    }
-
-    /// The queue pairs' part of an endpoint that is to reach these peers, as far as verbs join them.
+    /// [`Error::Unreachable`], on all ranks, where verbs were asked for and do not join two of them.
     pub fn fabric(
         &self,
-        rank: usize,
-        cards: &[Card],
-        far: &[usize],
-        region: &Arc<Region>,
-        config: &Config,
+        group: Group<'_>,
+        mut equipment: Equipment,
+        unable: &[Option<String>],
     ) -> Result<Option<Arc<Fabric>>> {
+        let Group { rank, region, config, .. } = group;
         let strict = config.transport == Choice::Verbs;
-        let shares = shares_of(cards);
-        let (mut pairs, mut names) = (Vec::new(), Vec::<String>::new());
-        let (mut refused, mut farther) = (None, None);
-        for &peer in far {
-            let card = &cards[peer];
-            let (ours, theirs) = ((&self.offer, shares[rank]), (&card.verbs, shares[peer]));
-            let joined = match between_ranks(ours, theirs, card.host == cards[rank].host, peer < rank) {
-                Verdict::Verbs(rails) => rails,
-                Verdict::No(why) if strict => return Err(unreachable(rank, peer, cards, &why)),
-                Verdict::No(why) => {
-                    refused.get_or_insert((peer, why));
-                    continue;
-                }
-            };
+        if strict {
+            all_joined(group, unable)?;
+        }
+        let mut verdicts = group.verdicts();
+        self.warn(group, &verdicts, unable);
+        verdicts.retain(|(peer, _)| incapable(group, &[rank, *peer], unable).is_none());
+        let pairs = self.pairs(group, &verdicts, &mut equipment.names);
+        if pairs.is_empty() {
+            return Ok(None);
+        }
+        self.equip(&mut equipment, &pairs);
+        let adapters = equipment.adapters;
+        let devices: Vec<_> = adapters.iter().flatten().map(|adapter| adapter.device.clone()).collect();
+        region.watch(move |at| devices.iter().for_each(|device| device.forget(at)));
+        let fabric = Fabric::new(rank, strict, adapters, pairs, region.clone(), config.verbs.care());
+        Ok(Some(Arc::new(fabric)))
+    }
+
+    /// The peers that verbs join this rank with, and over which ports; devices that are not among `names` are added.
+    fn pairs(&self, group: Group<'_>, verdicts: &[(usize, Verdict)], names: &mut Vec<String>) -> Vec<Pair> {
+        let mut pairs = Vec::new();
+        for (peer, verdict) in verdicts {
+            let (Verdict::Verbs(joined), card) = (verdict, &group.cards[*peer]) else { continue };
             let mut rails = Vec::new();
             for rail in joined {
                 let (ours, theirs) = (&self.offer.ports[rail.here], &card.verbs.ports[rail.there]);
-                if ours.farther || theirs.farther {
-                    farther.get_or_insert((peer, ours.name(), theirs.name()));
-                }
                 let (Ok(port), Ok(gid_index)) = (ours.number.try_into(), rail.gid_here.try_into()) else {
                     continue;
                 };
@@ -161,42 +136,81 @@ impl Ports {
                 });
             }
             if !rails.is_empty() {
-                pairs.push(Pair::new(peer, card.host_name.clone(), rails));
+                pairs.push(Pair::new(*peer, card.host_name.clone(), rails));
             }
         }
-        if let Some((peer, why)) = refused.filter(|(_, why)| why.is_surprising()) {
-            let [here, there] = [rank, peer].map(|r| format!("rank {r} on {}", cards[r].host_name));
-            tracing::warn!(
-                "rank {rank}: TCP is used with rank {peer}, not verbs: {}",
-                why.text(&here, &there)
-            );
+        pairs
+    }
+
+    /// Makes what is missing on devices for these peers.
+    fn equip(&self, equipment: &mut Equipment, pairs: &[Pair]) {
+        for place in equipment.adapters.len()..equipment.names.len() {
+            let rails = pairs.iter().flat_map(|pair| &pair.rails).filter(|rail| rail.adapter == place);
+            let name = &equipment.names[place];
+            let device = match self.devices.get(name) {
+                Some(device) => Ok(device.clone()),
+                None => Device::open(name, &self.exports),
+            };
+            let adapter = device.and_then(|device| Adapter::new(&device, rails.count()));
+            equipment.adapters.push(adapter.map(Arc::new).map_err(|e| e.to_string()));
         }
-        if let Some((peer, ours, theirs)) = farther {
-            tracing::warn!(
-                "rank {rank}: RDMA port {ours} is used with {theirs} of rank {peer} on {}, since their nearest ports do not \
-                 reach each other; `nd-topo paths` shows which do",
-                cards[peer].host_name
-            );
+    }
+
+    /// Warns of what a user would not expect: peers that are not reached by verbs, or not by the nearest ports.
+    fn warn(&self, group: Group<'_>, verdicts: &[(usize, Verdict)], unable: &[Option<String>]) {
+        let Group { rank, cards, region, config, .. } = group;
+        if !self.unmatched.is_empty() {
+            let (hca, unmatched) = (&config.verbs.hca, self.unmatched.join(", "));
+            let text = format_args!("ND_IB_HCA={hca}: {unmatched} matches no RDMA port of this host");
+            voice::warn(region, Topic::Filter, text);
         }
-        if pairs.is_empty() {
-            return Ok(None);
+        for (peer, verdict) in verdicts {
+            let (host, offer) = (&cards[*peer].host_name, &cards[*peer].verbs);
+            let ports = |rail: &rdma::Rail| (&self.offer.ports[rail.here], &offer.ports[rail.there]);
+            let why = match verdict {
+                Verdict::No(why) if !why.is_surprising() => continue,
+                Verdict::No(why) => Some(why.text(&group.name(rank), &group.name(*peer))),
+                Verdict::Verbs(_) => incapable(group, &[rank, *peer], unable),
+            };
+            if let Some(why) = why {
+                let text =
+                    format_args!("rank {rank}: TCP is used with rank {peer} on {host}, not verbs: {why}");
+                voice::warn(region, Topic::NoVerbs, text);
+            } else if let Verdict::Verbs(rails) = verdict
+                && let Some((ours, theirs)) = rails.iter().map(ports).find(|(a, b)| a.farther || b.farther)
+            {
+                let text = format_args!(
+                    "rank {rank}: RDMA port {} is used with {} of rank {peer} on {host}, since their nearest ports do \
+                     not reach each other; `nd-topo paths` shows which do",
+                    ours.name(),
+                    theirs.name()
+                );
+                voice::warn(region, Topic::Farther, text);
+            }
         }
-        let open = |name: &String| match self.devices.get(name) {
-            Some(device) => Ok(device.clone()),
-            None => Device::open(name, &self.exports).map_err(|e| e.to_string()),
-        };
-        let devices: Vec<_> = names.iter().map(open).collect();
-        let adapter = |(place, device): (usize, &Result<Arc<Device>, String>)| {
-            let rails = pairs.iter().flat_map(|pair: &Pair| &pair.rails);
-            let peers = rails.filter(|rail| rail.adapter == place).count();
-            let device = device.as_ref().map_err(String::clone)?;
-            Adapter::new(device, peers).map(Arc::new).map_err(|e| e.to_string())
-        };
-        let adapters = devices.iter().enumerate().map(adapter).collect();
-        let devices: Vec<_> = devices.into_iter().flatten().collect();
-        region.watch(move |at| devices.iter().for_each(|device| device.forget(at)));
-        let fabric = Fabric::new(rank, strict, adapters, pairs, region.clone(), config.verbs.care());
-        Ok(Some(Arc::new(fabric)))
+    }
+}
+
+/// Why one of these ranks cannot use its devices, if it has said so.
+fn incapable(group: Group<'_>, ranks: &[usize], unable: &[Option<String>]) -> Option<String> {
+    let of = |rank: &usize| Some((*rank, unable.get(*rank)?.as_ref()?));
+    let (rank, why) = ranks.iter().find_map(of)?;
+    Some(format!("{} cannot use it: {why}", group.name(rank)))
+}
+
+/// Sees that verbs join all ranks of a group; the same on every rank, so that none waits for one that cannot go on.
+fn all_joined(group: Group<'_>, unable: &[Option<String>]) -> Result<()> {
+    let ranks: Vec<usize> = (0..group.cards.len()).collect();
+    let error = |from: usize, to: usize, why: String| {
+        let why = format!("ND_TRANSPORT=verbs, but {why}; use auto for TCP instead");
+        Err(Error::Unreachable { from, to, why })
+    };
+    if let Some((from, to, why)) = parted(group.cards, false) {
+        return error(from, to, why.text(&group.name(from), &group.name(to)));
+    }
+    match (unable.iter().position(Option::is_some), incapable(group, &ranks, unable)) {
+        (Some(to), Some(why)) if ranks.len() > 1 => error(usize::from(to == 0), to, why),
+        _ => Ok(()),
     }
 }
 
@@ -216,40 +230,31 @@ fn shares_of(cards: &[Card]) -> Vec<Share> {
 
 /// Whether verbs join all ranks of different hosts: the same on every rank.
 pub(crate) fn joins_all(cards: &[Card]) -> bool {
+    let apart = cards.iter().any(|card| card.host != cards[0].host);
+    apart && parted(cards, true).is_none()
+}
+
+/// The first two ranks that verbs do not join, and why; of ranks `apart`, on different hosts.
+fn parted(cards: &[Card], apart: bool) -> Option<(usize, usize, NoVerbs)> {
     // Few hosts are unlike, so few pairs are looked at.
-    let mut kinds: Vec<(&Card, Vec<usize>)> = Vec::new();
-    let host = |card: &Card| cards.iter().position(|c| c.host == card.host).unwrap_or_default();
-    for card in cards {
-        match kinds.iter_mut().find(|(other, _)| other.verbs == card.verbs) {
-            Some((_, hosts)) => hosts.push(host(card)),
-            None => kinds.push((card, vec![host(card)])),
+    let mut kinds: Vec<(&Offer, Vec<usize>)> = Vec::new();
+    for (rank, card) in cards.iter().enumerate() {
+        match kinds.iter_mut().find(|(offer, _)| **offer == card.verbs) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => kinds.push((&card.verbs, vec![rank])),
         }
     }
-    let joined = |a: &Card, b: &Card| matches!(between(&a.verbs, &b.verbs, false), Verdict::Verbs(_));
-    let mut any = false;
-    for (i, (a, here)) in kinds.iter().enumerate() {
-        for (b, there) in &kinds[i..] {
-            let apart = here.iter().chain(there).any(|host| *host != here[0]);
-            any |= apart;
-            if apart && !joined(a, b) {
-                return false;
+    let counts = |a: usize, b: usize| a != b && !(apart && cards[a].host == cards[b].host);
+    for (i, (here, ours)) in kinds.iter().enumerate() {
+        for (there, theirs) in &kinds[i..] {
+            let to_first = || theirs.iter().map(|&to| (ours[0], to)).find(|&(a, b)| counts(a, b));
+            // Where there is none, all of theirs are on the host of the first of ours.
+            let to_others = || ours.iter().map(|&from| (from, theirs[0])).find(|&(a, b)| counts(a, b));
+            let Some((from, to)) = to_first().or_else(to_others) else { continue };
+            if let Verdict::No(why) = between(here, there, false) {
+                return Some((from, to, why));
             }
         }
     }
-    any
-}
-
-fn any_device(sysfs: &Path) -> bool {
-    std::fs::read_dir(sysfs.join(CLASS)).is_ok_and(|mut devices| devices.next().is_some())
-}
-
-/// Whether memory can be registered at all.
-fn try_memory(device: &Device) -> Result<()> {
-    Block::new(device, TRIAL / 4096, 4096).map(drop)
-}
-
-fn unreachable(from: usize, to: usize, cards: &[Card], why: &NoVerbs) -> Error {
-    let [here, there] = [from, to].map(|r| format!("rank {r} on {}", cards[r].host_name));
-    let why = format!("ND_TRANSPORT=verbs, but {}; use auto for TCP instead", why.text(&here, &there));
-    Error::Unreachable { from, to, why }
+    None
 }

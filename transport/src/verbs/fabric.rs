@@ -104,6 +104,9 @@ impl Pair {
     }
 }
 
+/// What an endpoint has on its devices, or why not.
+pub type Adapters = Vec<Result<Arc<Adapter>, String>>;
+
 /// All queue pairs of an endpoint.
 #[derive(Debug)]
 pub struct Fabric {
@@ -111,7 +114,7 @@ pub struct Fabric {
     /// Verbs or an error.
     strict: bool,
     /// By place; some may not have come about, for a reason.
-    adapters: Vec<Result<Arc<Adapter>, String>>,
+    adapters: Adapters,
     pairs: Vec<Arc<Pair>>,
     by_rank: HashMap<usize, Arc<Pair>>,
     region: Arc<Region>,
@@ -122,10 +125,6 @@ pub struct Fabric {
     given_up: AtomicBool,
     /// Something happened to a device, or a completion woke a sleeper.
     stirred: AtomicBool,
-    /// Somebody was told that a peer is not reached by verbs.
-    warned: AtomicBool,
-    /// Somebody was told that a peer is not reached by all rails.
-    warned_of_rail: AtomicBool,
 }
 
 struct Inbox {
@@ -160,7 +159,7 @@ impl Fabric {
     pub fn new(
         me: usize,
         strict: bool,
-        adapters: Vec<Result<Arc<Adapter>, String>>,
+        adapters: Adapters,
         pairs: Vec<Pair>,
         region: Arc<Region>,
         care: Care,
@@ -191,8 +190,6 @@ impl Fabric {
             waiting: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
             stirred: AtomicBool::new(false),
-            warned: AtomicBool::new(false),
-            warned_of_rail: AtomicBool::new(false),
         }
     }
 

@@ -42,6 +42,8 @@ impl VerbsLink {
     /// # Safety
     /// As for [`Link::put`].
     unsafe fn post(&self, parts: &[Part], at: u64, signal: Option<Signal>) -> Result<Way> {
+        // To a window: TCP knows nothing of memory that a queue pair was granted, to which only calls put, and none begins
+        // or goes on after the failure of one.
         if self.fabric.has_given_up() {
             return Ok(Way::Tcp);
         }
@@ -184,12 +186,11 @@ impl Link for VerbsLink {
         }
         let mut state = self.pair.state();
         let State::Joined(queue) = &mut *state else {
+            // Each way knows the offsets that it gave itself: none is given by TCP where verbs may have given some.
+            let plain = matches!(*state, State::Plain) && !self.fabric.is_exported(to as u64, len);
             drop(state);
-            if self.fabric.is_exported(to as u64, len) {
-                return None;
-            }
             // SAFETY: the caller's promise.
-            return unsafe { self.tcp.land(to, len) };
+            return if plain { unsafe { self.tcp.land(to, len) } } else { None };
         };
         // SAFETY: the caller's promise.
         match unsafe { queue.land(to, len) } {
@@ -206,15 +207,16 @@ impl Link for VerbsLink {
     }
 
     fn withdraw(&self, at: u64) {
-        let mut state = self.pair.state();
-        if let State::Joined(queue) = &mut *state {
-            queue.withdraw(at);
-            if queue.waits() {
-                self.fabric.set_waiting(&self.pair, true);
+        match &mut *self.pair.state() {
+            State::Joined(queue) => {
+                queue.withdraw(at);
+                if queue.waits() {
+                    self.fabric.set_waiting(&self.pair, true);
+                }
             }
-        } else {
-            drop(state);
-            self.tcp.withdraw(at);
+            State::Plain => self.tcp.withdraw(at),
+            // It ended with the queue pair.
+            _ => {}
         }
     }
 

@@ -17,7 +17,11 @@ use rustix::process::{Resource, getrlimit};
 
 use super::exported::Exports;
 use super::sys::{Context, Domain, Limits, Memory, NoDmaBufs};
+use crate::sys::PAGE;
 use crate::{DmaBuf, Error, Region, Result};
+
+/// Bytes that are registered at least to see whether any can be.
+const TRIAL: u64 = 1 << 20;
 
 /// An open device, with what is registered there; all endpoints of a rank that use it share one.
 #[derive(Debug)]
@@ -42,7 +46,19 @@ impl Device {
             let what = format!("{what} RDMA device {name}");
             move |e: io::Error| Error::system(what, e)
         };
-        let context = Context::open(name).map_err(failed("opening"))?;
+        let context = Context::open(name).map_err(|e| match (e.kind(), e.raw_os_error()) {
+            // The kernel has it, and nothing leads there from here.
+            (io::ErrorKind::NotFound, _) | (_, Some(libc::ENOSYS)) => Error::Device {
+                what: format!("RDMA device {name}"),
+                why: "libibverbs does not find it, for want of its /dev/infiniband/uverbs device or of a provider for its \
+                      driver"
+                    .into(),
+                remedy: "load ib_uverbs (`modprobe ib_uverbs`), give a container /dev/infiniband, or install rdma-core's \
+                         providers"
+                    .into(),
+            },
+            _ => failed("opening")(e),
+        })?;
         let limits = context.limits().map_err(failed("asking for the limits of"))?;
         let domain = Domain::new(&context).map_err(failed("making a protection domain of"))?;
         Ok(Arc::new(Device {
@@ -144,13 +160,12 @@ impl Device {
     }
 }
 
-/// The kernel would not have memory registered: mostly because so much may not be locked.
+/// The kernel would not have memory registered: mostly because so much may not be locked, with whatever device.
 pub fn refused(device: &str, len: usize, e: io::Error) -> Error {
-    let what = format!("registering {len} bytes of memory with RDMA device {device}");
-    let limit = getrlimit(Resource::Memlock).current;
-    match (e.raw_os_error(), limit) {
+    let what = format!("registering {len} bytes of memory");
+    match (e.raw_os_error(), lock_limit()) {
         (Some(libc::ENOMEM), Some(limit)) => Error::Limit {
-            what,
+            what: format!("{what} for RDMA"),
             needed: format!(
                 "{} KiB of locked memory beside the {} KiB that are locked already",
                 len.div_ceil(1024),
@@ -161,7 +176,28 @@ pub fn refused(device: &str, len: usize, e: io::Error) -> Error {
                      service, --ulimit memlock=-1 of a container; or use ND_TRANSPORT=tcp"
                 .into(),
         },
-        _ => Error::system(what, e),
+        _ => Error::system(format!("{what} with RDMA device {device}"), e),
+    }
+}
+
+/// Bytes that this process may lock, if they are limited.
+fn lock_limit() -> Option<u64> {
+    getrlimit(Resource::Memlock).current
+}
+
+/// Whether so many bytes can be registered, or about what one peer needs if that is more. They are not kept.
+///
+/// # Errors
+/// As for registering them.
+pub fn try_memory(device: &Device, bytes: u64) -> Result<()> {
+    let bytes = bytes.max(TRIAL);
+    // More than the limit is refused before it takes any memory; who is not held to it is not held up either.
+    let most = lock_limit().map_or(TRIAL, |limit| limit.saturating_add(PAGE as u64).max(TRIAL));
+    match Block::new(device, (bytes.min(most) / PAGE as u64) as u32, PAGE) {
+        Err(Error::Limit { .. }) => {
+            Err(refused(device.context().name(), bytes as usize, io::Error::from_raw_os_error(libc::ENOMEM)))
+        }
+        done => done.map(drop),
     }
 }
 
@@ -193,7 +229,7 @@ unsafe impl Sync for Block {}
 impl Block {
     /// So many pieces, each of so many bytes.
     pub fn new(device: &Device, count: u32, piece: usize) -> Result<Block> {
-        let len = (count as usize * piece).next_multiple_of(crate::sys::PAGE);
+        let len = (count as usize * piece).next_multiple_of(PAGE);
         let flags = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, flags, MapFlags::PRIVATE) }

@@ -9,7 +9,8 @@
 //! | file | |
 //! |---|---|
 //! | `settings` | what a user can set |
-//! | `choice` | which ports there are, and which peers are reached by which |
+//! | `offer` | which ports a rank has, and why not others |
+//! | `choice` | which peers are reached by which ports |
 //! | `sys`, `post` | the objects and calls of libibverbs |
 //! | `memory` | what is registered, and how long |
 //! | `exported` | memory of other devices, such as GPUs |
@@ -28,6 +29,7 @@ pub mod hello;
 mod keys;
 mod link;
 mod memory;
+mod offer;
 mod post;
 mod queue;
 mod settings;
@@ -41,11 +43,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::tcp::{Rider, Tcp};
-use crate::{Card, Cost, DmaBuf, DmaBufRegistration, Error, Forked, Link, Result};
-pub(crate) use choice::{Ports, joins_all};
+use crate::{Cost, DmaBuf, DmaBufRegistration, Error, Forked, Link, Result};
+pub(crate) use choice::{Equipment, Group, joins_all};
 pub(crate) use exported::Exports;
-use fabric::{Fabric, State};
+pub(crate) use fabric::Fabric;
+use fabric::State;
 use link::VerbsLink;
+pub(crate) use offer::Ports;
+pub use offer::{described, offer};
 pub use settings::VerbsSettings;
 
 /// How long leaving may take, all peers together, once something has failed.
@@ -213,19 +218,6 @@ impl Drop for Verbs {
             self.fabric.let_go();
         }
     }
-}
-
-/// Makes the queue pairs' part of an endpoint: `far` are the ranks that share no memory with this one.
-///
-/// # Errors
-/// [`Error::Unreachable`] where verbs were asked for and a rank cannot be reached by them.
-pub(crate) fn start(
-    ports: &Ports,
-    (rank, cards, far): (usize, &[Card], &[usize]),
-    region: &Arc<crate::Region>,
-    config: &crate::Config,
-) -> Result<Option<Arc<Fabric>>> {
-    ports.fabric(rank, cards, far, region, config)
 }
 
 /// As the rider of connections.

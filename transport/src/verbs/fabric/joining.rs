@@ -13,6 +13,7 @@ use crate::verbs::hello::{self, Hello, Said};
 use crate::verbs::post::Target;
 use crate::verbs::queue::{Fault, Lane, Queue};
 use crate::verbs::sys::{QueuePair, Route};
+use crate::voice::{self, Topic};
 use crate::{Error, Result};
 
 /// How long a probe may take before the way counts as closed.
@@ -152,8 +153,9 @@ impl Fabric {
         let mut said: Vec<Said<()>> = tried.iter().enumerate().map(probe).collect();
         let began = Instant::now();
         loop {
-            self.collect(&mut self.inbox());
+            // What has come by then is taken, however long this rank had no core in between.
             let waited = began.elapsed();
+            self.collect(&mut self.inbox());
             let mut waits = false;
             match &*pair.state() {
                 State::Joining(queue) => {
@@ -239,7 +241,7 @@ impl Fabric {
         let addresses: Vec<String> = open.iter().filter_map(|&i| Some(address(&theirs[i]?.gid))).collect();
         let _ = pair.path.set(format!("verbs {} -> {}", summary(&rails), addresses.join(", ")));
         if open.len() < said.len() {
-            let text = format!(
+            let text = format_args!(
                 "rank {}: {} of {} rails are used with rank {} on {}: {}",
                 self.me,
                 open.len(),
@@ -248,11 +250,7 @@ impl Fabric {
                 pair.host,
                 reasons(said)
             );
-            if self.warned_of_rail.swap(true, Ordering::AcqRel) {
-                tracing::debug!("{text}")
-            } else {
-                tracing::warn!("{text}")
-            }
+            voice::warn(&self.region, Topic::Rails, text);
         }
     }
 
@@ -269,13 +267,8 @@ impl Fabric {
         }
         *pair.state() = State::Plain;
         pair.flushed.store(0, Ordering::Release);
-        let first = !self.warned.swap(true, Ordering::AcqRel);
-        let text = format!("rank {me}: TCP is used with rank {peer} on {host}, not verbs: {why}");
-        if first {
-            tracing::warn!("{text}")
-        } else {
-            tracing::debug!("{text}")
-        }
+        let text = format_args!("rank {me}: TCP is used with rank {peer} on {host}, not verbs: {why}");
+        voice::warn(&self.region, Topic::NoVerbs, text);
         Ok(())
     }
 

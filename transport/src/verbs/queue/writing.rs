@@ -11,6 +11,7 @@ use crate::verbs::keys::FIRST;
 use crate::verbs::post::{Source, Target};
 use crate::verbs::sys::Memory;
 use crate::verbs::wire::{self, HEAD, PAYLOAD};
+use crate::voice::{self, Topic};
 use crate::{Error, sys};
 
 /// Bytes of one write: what is pipelined, and what comes in between others.
@@ -244,7 +245,9 @@ impl Queue {
             Ok(memory) => write.memory = Some(memory),
             Err(e) => {
                 write.staged = true;
-                adapter.complain(&e);
+                let text =
+                    format_args!("buffers are copied before they are sent by RDMA, which is slower: {e}");
+                voice::warn(&self.region, Topic::Copies, text);
             }
         }
         Ok(write.memory.clone())
