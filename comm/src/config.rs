@@ -11,6 +11,7 @@
 mod environment;
 mod known;
 mod logging;
+mod salvaged;
 mod values;
 
 use std::collections::BTreeMap;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::exec::peers::DROPPED;
 use crate::exec::stamp::Stamp;
 use crate::exec::standstill::Standstill;
+use crate::rendezvous::CANNOT;
 
 /// The result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -171,6 +172,7 @@ impl Error {
                 told_by.is_some() && standstill.missing.iter().all(|missing| missing.rank != *rank)
             }
             Error::Aborted { rank, culprit, .. } => rank != culprit,
+            Error::Rendezvous { problem, .. } => problem.contains(CANNOT),
             _ => false,
         }
     }

@@ -21,7 +21,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, kill_proces
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use child::Watchdog;
-pub use given::given;
+pub use given::{given, settings};
 use lines::{Lines, To};
 pub use together::Failure;
 

@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use super::grow::Lineage;
 use super::{Communicator, summary};
 use crate::choose::{Asked, Chooser};
-use crate::config::{Config, Rule};
+use crate::config::{Config, Environment, Rule};
 use crate::cost::{Calibration, calibration};
 use crate::error::{Error, Result};
 use crate::exec::layout;
 use crate::launch::Launch;
 use crate::recorder::{self, Folder, Identity, Peer, Recorder};
-use crate::rendezvous::{Joined, Meeting, UniqueId, join_with};
+use crate::rendezvous::{Joined, Meeting, UniqueId, decline, join_with};
 use crate::schedule::{self, Collective, Layout};
 
 impl Communicator {
@@ -31,8 +31,17 @@ impl Communicator {
     /// # Errors
     /// When no launcher's variables are there or they contradict each other, and as for [`Communicator::new`].
     pub fn from_env() -> Result<Communicator> {
-        let config = Config::from_env()?;
-        Communicator::from_launch(&Launch::from_env()?, &config)
+        let launch = Launch::from_env()?;
+        let config = Config::from_env().inspect_err(|e| Communicator::decline(&launch, e))?;
+        Communicator::from_launch(&launch, &config)
+    }
+
+    /// Has the other ranks of a start hear at once that this one cannot take part, and why, instead of waiting for it: for
+    /// errors that keep a program from calling [`Communicator::from_launch`], which tells its own. Takes some seconds if
+    /// the others do not come. The secret and such are taken from the environment, as far as it can be used.
+    pub fn decline(launch: &Launch, why: &Error) {
+        let (config, _) = Config::salvaged(&Environment::of_process());
+        decline(launch, launch.rank, launch.world_size, why, &config);
     }
 
     /// As [`Communicator::from_env`], with the launcher's word and the settings given.
@@ -45,7 +54,7 @@ impl Communicator {
     ///
     /// # Errors
     /// When not all ranks come before the start's deadline, two come with one number, versions or secrets differ, or
-    /// a rank cannot be reached; the error names the ranks.
+    /// a rank cannot be reached or take part; the error names the ranks.
     pub fn new(id: &UniqueId, rank: usize, world_size: usize, config: &Config) -> Result<Communicator> {
         Communicator::open(Meeting::from(id), rank, world_size, config, None)
     }
@@ -108,17 +117,18 @@ impl Communicator {
     }
 
     fn on_with(
-        endpoint: Endpoint,
+        mut endpoint: Endpoint,
         secret: Secret,
         chooser: Chooser,
         config: Arc<Config>,
         recorder: Recorder,
     ) -> Result<Communicator> {
         let rank = endpoint.rank();
-        let inbox = endpoint
-            .region()
-            .alloc(layout::inbox_len(endpoint.world_size()), true)
-            .map_err(|source| Error::Transport { rank, source })?;
+        let len = layout::inbox_len(endpoint.world_size());
+        let inbox = match endpoint.take_first().filter(|first| first.len() >= len) {
+            Some(first) => first,
+            None => endpoint.region().alloc(len, true).map_err(|source| Error::Transport { rank, source })?,
+        };
         let inboxes = vec![inbox.offset(); endpoint.world_size()];
         Ok(Communicator::assemble(endpoint, inbox, &inboxes, secret, chooser, config, recorder))
     }
@@ -155,10 +165,18 @@ impl Communicator {
         lineage: Option<&Lineage>,
     ) -> Result<Communicator> {
         warn_once(&config.warnings);
-        let chooser = chooser(config)?;
         let failed = |source| Error::Transport { rank, source };
-        // What this rank cannot open is found out before any other rank waits for it.
-        drop(Endpoint::open(&config.transport).map_err(failed)?);
+        let transport = nd_transport::Config {
+            ranks: world_size,
+            exposed: layout::inbox_len(world_size),
+            ..config.transport.clone()
+        };
+        // What this rank cannot do is found out before any other rank waits for it, and told to those that come.
+        let able = chooser(config).and_then(|chooser| match Endpoint::open(&transport) {
+            Ok(_) => Ok(chooser),
+            Err(e) => Err(failed(e)),
+        });
+        let chooser = able.inspect_err(|e| decline(meeting.clone(), rank, world_size, e, config))?;
         let deadline = Instant::now() + config.start_timeout().min(LONGEST);
         let on_loopback = meeting.on_loopback();
         let mut opening: Option<Opening> = None;
@@ -169,7 +187,7 @@ impl Communicator {
                 loopback_only: on_loopback && config.transport.interfaces.is_empty(),
                 // A call may have to connect first.
                 start_timeout: config.start_timeout().min(config.timeout).min(LONGEST),
-                ..config.transport.clone()
+                ..transport.clone()
             };
             let opened = Endpoint::open(&transport).map_err(failed)?;
             let joining = Joining {

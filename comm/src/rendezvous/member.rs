@@ -12,7 +12,6 @@ use super::roll::{Failure, Hello};
 use super::stream::Stream;
 use super::wire::{self, ABORTED, CARD_MAX, Verdict};
 use super::{CONTEXT, Joined};
-use crate::Result;
 
 /// How long the outcome may take to arrive after the deadline: the root's clock and ours started at different times.
 const GRACE: Duration = Duration::from_secs(3);
@@ -29,27 +28,26 @@ const CLOSED: &str = "closed the connection";
 /// How long a name may fail to resolve: a cluster's name server learns of new hosts late.
 pub const UNRESOLVED: Duration = Duration::from_secs(10);
 
+/// How long a rank that cannot take part tries to say so, and to whoever else it may concern.
+pub const TELLING_WHY: Duration = Duration::from_secs(5);
+
 /// Makes the hello, once it is known by which address this rank reached the root.
-pub type MakeHello<'a> = dyn FnMut(Option<IpAddr>) -> Result<Hello> + 'a;
+pub type MakeHello<'a> = dyn FnMut(Option<IpAddr>) -> Hello + 'a;
 
 /// Joins at the first of `addresses` that answers.
-///
-/// The inner error is for this rank to report; whatever else fails stays what it is.
 pub fn join(
     addresses: &[Address],
     secret: &Secret,
     make: &mut MakeHello<'_>,
     (deadline, patience): (Instant, Duration),
     stop: &Stop,
-) -> Result<Result<Joined, Failure>> {
-    let mut session = match connect(addresses, secret, (deadline, patience), stop) {
-        Ok(session) => session,
-        Err(failure) => return Ok(Err(failure)),
-    };
+) -> Result<Joined, Failure> {
+    let mut session = connect(addresses, secret, (deadline, patience), stop)?;
     let ends_all = ends(session.get_ref(), stop);
     let local_address = session.get_ref().local_ip().filter(|ip| !ip.is_loopback());
-    let mut hello = make(local_address)?;
+    let mut hello = make(local_address);
     let world_size = hello.world_size;
+    let deadline = if hello.card.is_err() { deadline.min(Instant::now() + TELLING_WHY) } else { deadline };
     hello.patience_ms = deadline.saturating_duration_since(Instant::now()).as_millis() as u64;
     session.get_ref().set_deadline(deadline + GRACE);
     let most = world_size.saturating_mul(CARD_MAX + 4).saturating_add(64 << 10);
@@ -64,15 +62,15 @@ pub fn join(
             session.get_ref().set_deadline(Instant::now() + PARTING);
             // Who does not hear it sees this rank leave.
             let _ = session.send(ABORTED);
-            return Ok(Err(given_up()));
+            return Err(given_up());
         }
     }
-    let failure = |problem, remedy: &str| Ok(Err(Failure { problem, remedy: remedy.into() }));
+    let failure = |problem, remedy: &str| Err(Failure { problem, remedy: remedy.into() });
     match answer.map(|a| wire::decode_verdict(&a)) {
         Ok(Some(Verdict::Complete { secret, cards })) if cards.len() == world_size => {
-            Ok(Ok(Joined { cards, secret: Secret::from_bytes(secret), local_address }))
+            Ok(Joined { cards, secret: Secret::from_bytes(secret), local_address })
         }
-        Ok(Some(Verdict::Failed(failure))) => Ok(Err(failure)),
+        Ok(Some(Verdict::Failed(failure))) => Err(failure),
         Ok(_) => {
             failure(format!("the answer from {at} is malformed"), "run the same build of nd on all ranks")
         }
@@ -96,7 +94,7 @@ fn connect(
     secret: &Secret,
     (deadline, patience): (Instant, Duration),
     stop: &Stop,
-) -> std::result::Result<Session<Stream>, Failure> {
+) -> Result<Session<Stream>, Failure> {
     let started = Instant::now();
     let mut pause = Duration::from_millis(2);
     let mut silent = 0;
@@ -191,11 +189,7 @@ impl std::fmt::Display for Target {
     }
 }
 
-fn targets(
-    addresses: &[Address],
-    started: Instant,
-    last: &mut String,
-) -> std::result::Result<Vec<Target>, Failure> {
+fn targets(addresses: &[Address], started: Instant, last: &mut String) -> Result<Vec<Target>, Failure> {
     let mut targets = Vec::new();
     for address in addresses {
         match address {

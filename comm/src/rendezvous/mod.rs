@@ -34,6 +34,7 @@ use nd_transport::secure::Secret;
 
 pub use address::Address;
 pub use id::{ID_MAX, UniqueId};
+pub(crate) use roll::CANNOT;
 pub use roll::ranges;
 pub use wire::CARD_MAX;
 
@@ -119,7 +120,7 @@ pub fn join(
 }
 
 /// As [`join`], for a card that depends on the address by which this rank reached the meeting place (none: loopback
-/// or a Unix name): `card` is called once, when that is known.
+/// or a Unix name): `card` is called once, when that is known. Its error is told to the other ranks.
 pub fn join_with(
     meeting: impl Into<Meeting>,
     rank: usize,
@@ -128,6 +129,45 @@ pub fn join_with(
     config: &Config,
     deadline: Instant,
 ) -> Result<Joined> {
+    check(rank, world_size)?;
+    if world_size == 1 {
+        return Ok(Joined { cards: vec![card(None)?], secret: Secret::random(), local_address: None });
+    }
+    let mut own = None;
+    let mut make = |local: Option<IpAddr>| {
+        let card = card(local).and_then(|card| match card.len() {
+            ..=CARD_MAX => Ok(card),
+            len => Err(Error::InvalidArgument {
+                rank,
+                call: "join",
+                problem: format!("a card of {len} bytes is above {CARD_MAX}"),
+                remedy: "shorten it".into(),
+            }),
+        });
+        hello(rank, world_size, card.map_err(|e| Failure::from(&*own.insert(e))))
+    };
+    let met = meet(meeting.into(), rank, &mut make, config, deadline);
+    match own {
+        Some(e) => Err(e),
+        None => met.map_err(|Failure { problem, remedy }| Error::Rendezvous {
+            who: format!("rank {rank} of {world_size}"),
+            problem,
+            remedy,
+        }),
+    }
+}
+
+/// Has the other ranks hear, as far as they come within some seconds, that this one cannot take part, and why.
+pub fn decline(meeting: impl Into<Meeting>, rank: usize, world_size: usize, why: &Error, config: &Config) {
+    if check(rank, world_size).is_ok() && world_size > 1 {
+        let mut make = |_: Option<IpAddr>| hello(rank, world_size, Err(why.into()));
+        let deadline = Instant::now() + config.start_timeout().min(member::TELLING_WHY);
+        // Whatever comes of it: this rank's own error is the one to report.
+        let _ = meet(meeting.into(), rank, &mut make, config, deadline);
+    }
+}
+
+fn check(rank: usize, world_size: usize) -> Result<()> {
     let invalid = |problem: String, remedy: &str| {
         Err(Error::InvalidArgument { rank, call: "join", problem, remedy: remedy.into() })
     };
@@ -143,42 +183,48 @@ pub fn join_with(
             "ranks count from 0",
         );
     }
-    if world_size == 1 {
-        return Ok(Joined { cards: vec![card(None)?], secret: Secret::random(), local_address: None });
+    Ok(())
+}
+
+fn hello(rank: usize, world_size: usize, card: Result<Vec<u8>, Failure>) -> Hello {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Hello { rank, world_size, host, pid: std::process::id(), patience_ms: 0, card }
+}
+
+/// In the words of whoever tells it of another rank.
+impl From<&Error> for Failure {
+    fn from(e: &Error) -> Failure {
+        let problem = match e {
+            // Whose it is, is said before.
+            Error::Transport { source, .. } => source.to_string(),
+            other => other.to_string(),
+        };
+        Failure { problem, remedy: "put that right there, and start again".into() }
     }
-    let mut make = |local: Option<IpAddr>| {
-        let card = card(local)?;
-        if card.len() > CARD_MAX {
-            let problem = format!("a card of {} bytes is above {CARD_MAX}", card.len());
-            return Err(Error::InvalidArgument { rank, call: "join", problem, remedy: "shorten it".into() });
-        }
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Ok(Hello { rank, world_size, host, pid: std::process::id(), patience_ms: 0, card })
-    };
+}
+
+/// Meets the others; an error is for this rank to report.
+fn meet(
+    meeting: Meeting,
+    rank: usize,
+    make: &mut member::MakeHello<'_>,
+    config: &Config,
+    deadline: Instant,
+) -> Result<Joined, Failure> {
     let patience = deadline.saturating_duration_since(Instant::now());
     let stop = &config.transport.stop;
-    let met = match meeting.into() {
-        Meeting::Invited(id) => {
-            member::join(id.addresses(), id.secret(), &mut make, (deadline, patience), stop)?
-        }
+    match meeting {
+        Meeting::Invited(id) => member::join(id.addresses(), id.secret(), make, (deadline, patience), stop),
         Meeting::At { address, one_host } => {
             let address = config.rendezvous.clone().unwrap_or(address);
-            match entry(address, one_host, config)
-                .map(|(address, secret)| (address, of_job(secret, &config.job)))
-            {
-                Err(failure) => Err(failure),
-                Ok((address, secret)) if rank == 0 => lead(&address, &secret, &mut make, config, deadline)?,
-                Ok((address, secret)) => {
-                    member::join(&[address], &secret, &mut make, (deadline, patience), stop)?
-                }
+            let (address, secret) = entry(address, one_host, config)?;
+            let secret = of_job(secret, &config.job);
+            match rank {
+                0 => lead(&address, &secret, make, config, deadline),
+                _ => member::join(&[address], &secret, make, (deadline, patience), stop),
             }
         }
-    };
-    met.map_err(|Failure { problem, remedy }| Error::Rendezvous {
-        who: format!("rank {rank} of {world_size}"),
-        problem,
-        remedy,
-    })
+    }
 }
 
 /// The address to use, and what ranks must know there.
@@ -214,32 +260,22 @@ fn lead(
     make: &mut member::MakeHello<'_>,
     config: &Config,
     deadline: Instant,
-) -> Result<Result<Joined, Failure>> {
+) -> Result<Joined, Failure> {
     let (listener, local_address) = match listen(address, config, deadline) {
         Ok(listening) => listening,
-        Err(Listening::Failed(failure)) => return Ok(Err(failure)),
+        Err(Listening::Failed(failure)) => return Err(failure),
         Err(Listening::Busy(failure)) => {
             // Perhaps by another rank 0 of this very job: then it can tell both, and everyone else.
-            let soon = deadline.min(Instant::now() + Duration::from_secs(2));
-            return Ok(
-                match member::join(
-                    std::slice::from_ref(address),
-                    secret,
-                    make,
-                    (soon, Duration::ZERO),
-                    &config.transport.stop,
-                )? {
-                    Err(told)
-                        if told.problem.starts_with("two processes") || told.problem.contains("expects") =>
-                    {
-                        Err(told)
-                    }
-                    _ => Err(failure),
-                },
-            );
+            let (soon, at) =
+                (deadline.min(Instant::now() + Duration::from_secs(2)), std::slice::from_ref(address));
+            let joined = member::join(at, secret, make, (soon, Duration::ZERO), &config.transport.stop);
+            let two = |told: &Failure| {
+                told.problem.starts_with("two processes") || told.problem.contains("expects")
+            };
+            return Err(joined.err().filter(two).unwrap_or(failure));
         }
     };
-    let own = make(local_address)?;
+    let own = make(local_address);
     let outcome = match Root::new(listener, secret.clone()) {
         Ok(root) => {
             let stop = root.stop();
@@ -250,7 +286,7 @@ fn lead(
             Err(Failure { problem: format!("cannot make a socket: {e}"), remedy: "check `ulimit -n`".into() })
         }
     };
-    Ok(outcome.map(|(cards, secret)| Joined { cards, secret, local_address }))
+    outcome.map(|(cards, secret)| Joined { cards, secret, local_address })
 }
 
 enum Listening {

@@ -13,8 +13,8 @@ pub struct Hello {
     pub pid: u32,
     /// How long it will wait from now on, ms.
     pub patience_ms: u64,
-    /// What the others get to know.
-    pub card: Vec<u8>,
+    /// What the others get to know, or why this rank cannot take part.
+    pub card: Result<Vec<u8>, Failure>,
 }
 
 /// Why the start has failed, for every rank.
@@ -43,7 +43,8 @@ impl Roll {
     /// A rank joins.
     ///
     /// # Errors
-    /// The number is taken, out of range, or the world sizes differ: the start has failed for all.
+    /// The number is taken, out of range, the world sizes differ, or the rank says that it cannot take part: the start has
+    /// failed for all.
     pub fn admit(&mut self, hello: Hello) -> Result<(), Failure> {
         let size = *self.world_size.get_or_insert(hello.world_size);
         if hello.world_size != size {
@@ -80,6 +81,9 @@ impl Roll {
                 ),
                 "give every process a RANK of its own, and run one job at a time on one MASTER_PORT",
             );
+        }
+        if let Err(Failure { problem, remedy }) = &hello.card {
+            return fail(format!("rank {} ({}) {CANNOT}: {problem}", hello.rank, place(&hello)), remedy);
         }
         *seat = Some(hello);
         self.joined += 1;
@@ -152,9 +156,12 @@ impl Roll {
 
     /// The cards of all ranks, in order; none: not all are there.
     pub fn into_cards(self) -> Option<Vec<Vec<u8>>> {
-        self.present.into_iter().map(|hello| Some(hello?.card)).collect()
+        self.present.into_iter().map(|hello| hello?.card.ok()).collect()
     }
 }
+
+/// What is said of a rank that tells the others why it does not join.
+pub const CANNOT: &str = "cannot take part in the start";
 
 /// `3, 5-7`.
 pub fn ranges(sorted: &[usize]) -> String {
@@ -185,7 +192,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn hello(rank: usize, world_size: usize) -> Hello {
-        let (host, card) = (format!("host{rank}"), vec![rank as u8]);
+        let (host, card) = (format!("host{rank}"), Ok(vec![rank as u8]));
         Hello { rank, world_size, host, pid: 100 + rank as u32, patience_ms: 1, card }
     }
 
@@ -196,6 +203,15 @@ mod tests {
         let other = Hello { host: "b".into(), pid: 7, ..hello(1, 3) };
         let problem = roll.admit(other).unwrap_err().problem;
         assert_eq!(problem, "two processes say that they are rank 1: host host1, pid 101, and host b, pid 7");
+    }
+
+    #[test]
+    fn who_cannot_take_part_is_named_with_the_reason() {
+        let mut roll = Roll::new(Some(3));
+        let why = Failure { problem: "no port".into(), remedy: "plug it in".into() };
+        let failure = roll.admit(Hello { card: Err(why), ..hello(2, 3) }).unwrap_err();
+        assert_eq!(failure.problem, "rank 2 (host host2, pid 102) cannot take part in the start: no port");
+        assert_eq!((failure.remedy.as_str(), roll.joined()), ("plug it in", 0));
     }
 
     #[test]

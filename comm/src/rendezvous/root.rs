@@ -38,6 +38,9 @@ const TICK: Duration = Duration::from_millis(100);
 const IDLE: Duration = Duration::from_secs(1);
 /// How long ranks that come late still hear why the start failed.
 const LINGER: Duration = Duration::from_secs(1);
+/// The same where a rank has said that it cannot take part, which it does before most have come: hosts do not begin at the
+/// same moment.
+const LINGER_LONG: Duration = super::member::TELLING_WHY;
 /// How long telling the outcome to one rank may take.
 const TELLING: Duration = Duration::from_secs(10);
 /// Handshake and hello need little.
@@ -107,7 +110,7 @@ impl Root {
         };
         if let Some(own) = own {
             make_room(own.world_size)?;
-            job.roll.admit(own)?;
+            job.admit(own);
         }
         let (arrivals, arrived) = mpsc::channel();
         let mut greeters = Greeters::default();
@@ -285,8 +288,13 @@ impl Job {
         let theirs = now + Duration::from_millis(hello.patience_ms.min(1 << 40));
         self.deadline = Some(self.deadline.map_or(theirs, |d| d.min(theirs)));
         self.sessions.push((hello.rank, session));
+        self.admit(hello);
+    }
+
+    fn admit(&mut self, hello: Hello) {
+        let linger = if hello.card.is_err() { LINGER_LONG } else { LINGER };
         if let Err(failure) = self.roll.admit(hello) {
-            self.fail(failure, LINGER);
+            self.fail(failure, linger);
         }
     }
 

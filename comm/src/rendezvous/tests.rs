@@ -100,6 +100,57 @@ fn strangers_hold_up_nobody() {
     }
 }
 
+/// Whichever rank it is, and whether it comes before the others or after them.
+#[test]
+fn who_cannot_take_part_tells_the_others_why() {
+    for who in 0..3 {
+        for first in [true, false] {
+            let meeting = loopback(free_port());
+            let config = Config::default();
+            let others = || -> Vec<_> {
+                let others = (0..3).filter(|rank| *rank != who);
+                others.map(|rank| start(&meeting, rank, 3, &config, 300.0)).collect()
+            };
+            let why = || Error::InvalidArgument {
+                rank: who,
+                call: "open",
+                problem: "no port".into(),
+                remedy: "plug it in".into(),
+            };
+            let early = if first { Vec::new() } else { others() };
+            let declining = {
+                let (meeting, config, why) = (meeting.clone(), config.clone(), why());
+                thread::spawn(move || decline(meeting, who, 3, &why, &config))
+            };
+            let others = if first { others() } else { early };
+            for rank in others {
+                let e = error(rank);
+                assert!(e.contains(&format!("rank {who} (host ")), "{e}");
+                assert!(
+                    e.contains("cannot take part in the start: ") && e.contains("no port; plug it in"),
+                    "{e}"
+                );
+            }
+            declining.join().unwrap();
+        }
+    }
+}
+
+/// Also where that is found out when the others have been reached.
+#[test]
+fn an_error_of_a_card_is_told_and_stays_this_ranks_own() {
+    for who in [0, 1] {
+        let meeting = loopback(free_port());
+        let other = start(&meeting, 1 - who, 2, &Config::default(), 300.0);
+        let mut card = |_: Option<IpAddr>| Err(Error::Forked { rank: who });
+        let deadline = Instant::now() + Duration::from_secs(300);
+        let own = join_with(meeting, who, 2, &mut card, &Config::default(), deadline);
+        assert!(matches!(own, Err(Error::Forked { .. })), "{own:?}");
+        let e = error(other);
+        assert!(e.contains(&format!("rank {who} (host ")) && e.contains("after fork"), "{e}");
+    }
+}
+
 #[test]
 fn one_number_twice() {
     let meeting = loopback(free_port());
@@ -179,8 +230,14 @@ fn says_and_leaves(word: Option<&[u8]>) -> String {
     };
     let mut session =
         nd_transport::secure::initiate(stream, &Secret::from_bytes(WELL_KNOWN), CONTEXT).unwrap();
-    let hello =
-        Hello { rank: 2, world_size: 3, host: "far".into(), pid: 77, patience_ms: 60_000, card: Vec::new() };
+    let hello = Hello {
+        rank: 2,
+        world_size: 3,
+        host: "far".into(),
+        pid: 77,
+        patience_ms: 60_000,
+        card: Ok(Vec::new()),
+    };
     session.send(&wire::encode_hello(&hello)).unwrap();
     if let Some(word) = word {
         session.send(word).unwrap();
@@ -314,7 +371,8 @@ fn say(port: u16, secret: &Secret, hello: &[u8]) -> Option<wire::Verdict> {
 }
 
 fn hello(rank: usize, world_size: usize) -> Vec<u8> {
-    let hello = Hello { rank, world_size, host: "far".into(), pid: 7, patience_ms: 60_000, card: vec![1; 9] };
+    let hello =
+        Hello { rank, world_size, host: "far".into(), pid: 7, patience_ms: 60_000, card: Ok(vec![1; 9]) };
     wire::encode_hello(&hello)
 }
 

@@ -15,6 +15,11 @@ pub const WORLD_MAX: usize = 1 << 20;
 /// A `Hello` with the largest card and host name.
 pub const HELLO_MAX: usize = CARD_MAX + 1024;
 
+/// Bytes of what is said of a failure, and of what to do.
+const PROBLEM_MAX: usize = 8000;
+/// See above.
+const REMEDY_MAX: usize = 1000;
+
 /// What a rank that has joined says if its program aborts the start; else it says nothing more.
 pub const ABORTED: &[u8] = b"aborted";
 
@@ -34,13 +39,22 @@ impl Verdict {
 }
 
 pub fn encode_hello(hello: &Hello) -> Vec<u8> {
-    let mut out = Vec::with_capacity(hello.card.len() + 64);
+    let mut out = Vec::with_capacity(hello.card.as_ref().map_or(0, Vec::len) + 128);
     out.extend((hello.rank as u32).to_le_bytes());
     out.extend((hello.world_size as u32).to_le_bytes());
     out.extend(hello.pid.to_le_bytes());
     out.extend(hello.patience_ms.to_le_bytes());
     put(&mut out, cut(&hello.host, 255).as_bytes());
-    put(&mut out, &hello.card);
+    match &hello.card {
+        Ok(card) => {
+            out.push(1);
+            put(&mut out, card);
+        }
+        Err(failure) => {
+            out.push(2);
+            put_failure(&mut out, failure);
+        }
+    }
     out
 }
 
@@ -52,7 +66,11 @@ pub fn decode_hello(bytes: &[u8]) -> Option<Hello> {
         pid: u32_of(&mut rest)?,
         patience_ms: u64::from_le_bytes(take(&mut rest, 8)?.try_into().ok()?),
         host: text(&mut rest, 255)?,
-        card: piece(&mut rest, CARD_MAX)?.to_vec(),
+        card: match take(&mut rest, 1)?[0] {
+            1 => Ok(piece(&mut rest, CARD_MAX)?.to_vec()),
+            2 => Err(failure(&mut rest)?),
+            _ => return None,
+        },
     };
     (rest.is_empty() && (1..=WORLD_MAX).contains(&hello.world_size)).then_some(hello)
 }
@@ -69,10 +87,9 @@ pub fn encode_verdict(verdict: &Verdict) -> Vec<u8> {
                 put(&mut out, card);
             }
         }
-        Verdict::Failed(Failure { problem, remedy }) => {
+        Verdict::Failed(failure) => {
             out.push(2);
-            put(&mut out, cut(problem, 8000).as_bytes());
-            put(&mut out, cut(remedy, 1000).as_bytes());
+            put_failure(&mut out, failure);
         }
     }
     out
@@ -92,10 +109,19 @@ pub fn decode_verdict(bytes: &[u8]) -> Option<Verdict> {
                 (0..count).map(|_| piece(&mut rest, CARD_MAX).map(<[u8]>::to_vec)).collect::<Option<_>>()?;
             Verdict::Complete { secret, cards }
         }
-        2 => Verdict::Failed(Failure { problem: text(&mut rest, 8000)?, remedy: text(&mut rest, 1000)? }),
+        2 => Verdict::Failed(failure(&mut rest)?),
         _ => return None,
     };
     rest.is_empty().then_some(verdict)
+}
+
+fn put_failure(out: &mut Vec<u8>, Failure { problem, remedy }: &Failure) {
+    put(out, cut(problem, PROBLEM_MAX).as_bytes());
+    put(out, cut(remedy, REMEDY_MAX).as_bytes());
+}
+
+fn failure(rest: &mut &[u8]) -> Option<Failure> {
+    Some(Failure { problem: text(rest, PROBLEM_MAX)?, remedy: text(rest, REMEDY_MAX)? })
 }
 
 /// At most `most` bytes of `text`, whole characters.
@@ -136,9 +162,13 @@ mod tests {
     proptest! {
         #[test]
         fn hellos_come_back(rank in 0..99usize, size in 1..99usize, host in ".{0,80}", card in any::<Vec<u8>>()) {
-            let hello = Hello { rank, world_size: size, host, pid: 3, patience_ms: 9, card };
-            prop_assume!(hello.host.len() <= 255);
-            prop_assert_eq!(decode_hello(&encode_hello(&hello)), Some(hello));
+            prop_assume!(host.len() <= 255);
+            let why = Failure { problem: host.clone(), remedy: "r".into() };
+            for card in [Ok(card), Err(why)] {
+                let host = host.clone();
+                let hello = Hello { rank, world_size: size, host, pid: 3, patience_ms: 9, card };
+                prop_assert_eq!(decode_hello(&encode_hello(&hello)), Some(hello));
+            }
         }
 
         #[test]

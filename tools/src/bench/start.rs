@@ -11,7 +11,7 @@ use super::error::Error;
 use super::fault::{self, Fault};
 use super::options::{Options, Roots};
 use super::{remote, run};
-use crate::launch::{Bind, Event, Failure, Group, Output, Plan, given};
+use crate::launch::{Bind, Event, Failure, Group, Output, Plan, given, settings};
 
 /// How long ranks may take, beyond what calls may wait, to start and to tell what they have learnt.
 const LEARNING: Duration = Duration::from_secs(30);
@@ -40,7 +40,7 @@ pub fn run(options: &Options) -> Result<bool, Error> {
 
 /// What the command line says about the communicator is stronger than the environment.
 fn config(options: &Options) -> Result<Config, Error> {
-    let mut config = Config::from_env()?;
+    let mut config = settings()?;
     if let Some(algorithm) = &options.algorithm {
         config = config.with("ND_ALGO", algorithm)?;
     }

@@ -1,6 +1,8 @@
-//! Whether a launcher has started this process as a rank.
+//! Whether a launcher has started this process as a rank, and the settings that it has.
 
+use nd_comm::config::Config;
 use nd_comm::launch::Launch;
+use nd_comm::prelude::Communicator;
 
 /// The rank that a launcher gave this process, if one started it.
 ///
@@ -13,4 +15,13 @@ pub fn given() -> nd_comm::Result<Option<Launch>> {
         Err(e) if RANKS.iter().any(|name| std::env::var_os(name).is_some_and(|v| !v.is_empty())) => Err(e),
         Err(_) => Ok(None),
     }
+}
+
+/// The settings of this process. What is wrong with them is told to the other ranks, if it is one of several.
+pub fn settings() -> nd_comm::Result<Config> {
+    Config::from_env().inspect_err(|e| {
+        if let Ok(Some(launch)) = given() {
+            Communicator::decline(&launch, e);
+        }
+    })
 }

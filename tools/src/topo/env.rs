@@ -31,7 +31,10 @@ struct Row {
 }
 
 pub(super) fn run(args: &EnvArgs) -> Result<()> {
-    let (config, wrong) = read(&Environment::of_process());
+    let (config, wrong) = Config::salvaged(&Environment::of_process());
+    let is_wrong = |name: &str| {
+        wrong.iter().any(|e| matches!(e, nd_comm::Error::Config { setting, .. } if setting == name))
+    };
     let wanted =
         |text: &str| args.only.as_ref().is_none_or(|only| text.to_lowercase().contains(&only.to_lowercase()));
     let settings = config.settings();
@@ -42,11 +45,7 @@ pub(super) fn run(args: &EnvArgs) -> Result<()> {
         .map(|s| Row {
             name: s.name,
             value: s.value.clone(),
-            source: if wrong.iter().any(|w| w.name == s.name) {
-                "its value is refused".to_owned()
-            } else {
-                s.source.to_string()
-            },
+            source: if is_wrong(s.name) { "its value is refused".to_owned() } else { s.source.to_string() },
             default: s.default,
             meaning: s.meaning,
         })
@@ -75,40 +74,9 @@ pub(super) fn run(args: &EnvArgs) -> Result<()> {
     refused(wrong)
 }
 
-/// A variable whose value cannot be used.
-struct Wrong {
-    name: String,
-    message: String,
-}
-
-/// The settings without the variables that cannot be used, and those.
-fn read(environment: &Environment) -> (Config, Vec<Wrong>) {
-    if let Ok(config) = Config::from_environment(environment) {
-        return (config, Vec::new());
-    }
-    let only = |names: &[&str]| -> Environment {
-        names.iter().filter_map(|&n| Some((n, environment.get(n)?))).collect()
-    };
-    let mut good: Vec<&str> = environment.names().collect();
-    let mut wrong = Vec::new();
-    good.retain(|&name| match Config::from_environment(&only(&[name])) {
-        Ok(_) => true,
-        Err(e) => {
-            wrong.push(Wrong { name: name.to_owned(), message: e.to_string() });
-            false
-        }
-    });
-    // What is wrong only together is no single variable's fault.
-    let config = Config::from_environment(&only(&good)).unwrap_or_else(|e| {
-        wrong.push(Wrong { name: String::new(), message: e.to_string() });
-        Config::default()
-    });
-    (config, wrong)
-}
-
 /// The error that names all of them.
-fn refused(wrong: Vec<Wrong>) -> Result<()> {
-    let messages: Vec<String> = wrong.into_iter().map(|w| w.message).collect();
+fn refused(wrong: Vec<nd_comm::Error>) -> Result<()> {
+    let messages: Vec<String> = wrong.iter().map(nd_comm::Error::to_string).collect();
     match &messages[..] {
         [] => Ok(()),
         [one] => Err(Error::Invalid(one.clone())),

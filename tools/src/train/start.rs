@@ -7,7 +7,7 @@ use nd_training::train::{Config, Trainer};
 
 use super::error::Error;
 use super::{run, threads};
-use crate::launch::{Bind, Failure, Group, Output, Plan, given};
+use crate::launch::{Bind, Failure, Group, Output, Plan, given, settings};
 use crate::say;
 
 /// Ranks where neither --ranks nor the mesh says how many.
@@ -19,7 +19,7 @@ const MOST: usize = 4096;
 
 /// Runs all ranks that are this process's business.
 pub fn run(config: &Config) -> Result<(), Error> {
-    let settings = nd_comm::config::Config::from_env()?;
+    let settings = settings()?;
     crate::log::init(&settings.debug);
     match given()? {
         Some(launch) => one(config, &launch, &settings),
