@@ -185,6 +185,21 @@ fn a_signal_follows_what_was_put_by_all_rails() {
     println!("in order");
 }
 
+/// Each of two ports of 200 Gb/s serves two of 100 Gb/s.
+#[test]
+fn fast_ports_serve_several_slow_ones() {
+    let fast = |machine: Machine, device: usize| {
+        machine.set(&format!("infiniband/mock{device}/ports/1/rate"), "200 Gb/sec (4X HDR)")
+    };
+    let down = |machine: Machine, device: usize| {
+        machine.set(&format!("infiniband/mock{device}/ports/1/state"), "1: DOWN")
+    };
+    let said = right(down(down(fast(fast(rails(4), 1), 3), 5), 7));
+    for device in [0, 1, 2, 3, 4, 6] {
+        assert!(bytes_by(&said, device) > PACKET, "mock{device} in {said}");
+    }
+}
+
 /// Whichever rail is slow, with what it writes or with the word that it is written.
 #[test]
 fn what_was_put_comes_before_its_signal_whichever_rail_is_slow() {
