@@ -134,3 +134,35 @@ fn a_port_that_is_down_is_named() {
     let said = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(!out.status.success() && said.contains("rxe1:1 down"), "{said}");
 }
+
+/// What a job would find out of this host's devices is known beforehand.
+#[test]
+fn paths_tell_why_verbs_would_not_be_used() {
+    let Some(ndvm) = ndvm("paths_tell_why_verbs_would_not_be_used") else { return };
+    let paths = concat!(env!("CARGO_BIN_EXE_nd-topo"), " paths --ranks");
+    let library = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
+    let script = format!(
+        "{paths}; mv /dev/infiniband/uverbs0 /run/; {paths}; mv /run/uverbs0 /dev/infiniband/; \
+         mount --bind /dev/null {library}; {paths}; umount {library}; ip link set nic0 down; {paths}"
+    );
+    let said = |options: &[&str], script: &str| {
+        let out = run(&ndvm, options, &["sh", "-c", script]);
+        assert!(out.status.success(), "{out:?}");
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    let text = said(&[], &script);
+    let rows: Vec<_> = text.lines().filter(|line| line.starts_with("NUMA0 ")).collect();
+    let [well, absent, bare, down] = rows[..] else { panic!("not four answers: {text}") };
+    assert!(well.contains(" verbs "), "{well}");
+    for (row, words) in [
+        (absent, ["rxe0:1 cannot be used: libibverbs does not find it", "modprobe ib_uverbs"]),
+        (bare, ["libibverbs.so.1 cannot be opened", "install rdma-core's libibverbs"]),
+        (down, ["no usable RDMA port", "rxe0:1 down (Disabled)"]),
+    ] {
+        assert!(row.contains(" tcp ") && words.iter().all(|word| row.contains(word)), "{row}");
+    }
+    let scarce = said(&["--memlock", "64"], paths);
+    for word in [" tcp ", "1024 KiB of locked memory", "the limit is 64 KiB", "ulimit -l unlimited"] {
+        assert!(scarce.contains(word), "{word}: {scarce}");
+    }
+}

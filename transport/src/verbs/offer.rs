@@ -146,7 +146,7 @@ fn unused(port: String, e: Error) -> Unused {
         Error::Limit { what, needed, limit, remedy } => {
             (format!("{what} needs {needed}, the limit is {limit}"), remedy)
         }
-        Error::Device { what, why, remedy } => (format!("{what}: {why}"), remedy),
+        Error::Device { why, remedy, .. } => (why, remedy),
         other => (other.to_string(), String::new()),
     };
     Unused { port, why: format!("cannot be used: {why}"), remedy }
