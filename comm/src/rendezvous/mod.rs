@@ -161,7 +161,9 @@ pub fn join_with(
 pub fn decline(meeting: impl Into<Meeting>, rank: usize, world_size: usize, why: &Error, config: &Config) {
     if check(rank, world_size).is_ok() && world_size > 1 {
         let mut make = |_: Option<IpAddr>| hello(rank, world_size, Err(why.into()));
-        let deadline = Instant::now() + config.start_timeout().min(member::TELLING_WHY);
+        // Ranks of a group that grows know each other, and wait for this one in their next call.
+        let patience = config.start_timeout().min(config.timeout) / 2;
+        let deadline = Instant::now() + patience.min(member::TELLING_WHY);
         // Whatever comes of it: this rank's own error is the one to report.
         let _ = meet(meeting.into(), rank, &mut make, config, deadline);
     }

@@ -3,7 +3,7 @@
 //! Every connection is greeted by a thread of its own with a time limit, so that strangers, silent or slow, hold up
 //! nobody; when too many are unproven at once, the oldest goes. The roll itself is pure ([`super::roll`]).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ impl Root {
             }
             let now = Instant::now();
             match &job.failed {
-                Some((_, until)) if now >= *until || job.told >= job.roll.world_size().unwrap_or(0) => break,
+                Some((_, until)) if now >= *until || job.all_know() => break,
                 None if job.deadline.is_some_and(|d| now >= d) => {
                     job.overdue(idle.as_deref(), Duration::ZERO);
                     continue;
@@ -250,7 +250,8 @@ struct Job {
     refused: Vec<String>,
     strangers: Strangers,
     failed: Option<(Failure, Instant)>,
-    told: usize,
+    /// Ranks that know why it failed; two processes may have said that they are one.
+    told: BTreeSet<usize>,
 }
 
 impl Job {
@@ -263,7 +264,7 @@ impl Job {
             refused: Vec::new(),
             strangers: Strangers::default(),
             failed: None,
-            told: usize::from(own.is_some()),
+            told: own.map(|own| own.rank).into_iter().collect(),
         }
     }
 
@@ -274,7 +275,7 @@ impl Job {
         };
         if let Some((failure, _)) = &self.failed {
             let verdict = wire::encode_verdict(&Verdict::Failed(failure.clone()));
-            self.told += tell(vec![(hello.rank, session)], &verdict);
+            self.told.extend(tell(vec![(hello.rank, session)], &verdict));
             return;
         }
         let now = Instant::now();
@@ -326,10 +327,16 @@ impl Job {
         usize::try_from(left).unwrap_or(UNPROVEN_MAX).clamp(UNPROVEN_MIN, UNPROVEN_MAX)
     }
 
+    /// Whether nobody is left to be told why it failed.
+    fn all_know(&self) -> bool {
+        let ranks = self.roll.world_size().unwrap_or(0);
+        self.told.range(..ranks).count() == ranks
+    }
+
     /// Tells all who have joined; those who come within `linger` are told as well.
     fn fail(&mut self, failure: Failure, linger: Duration) {
         let verdict = wire::encode_verdict(&Verdict::Failed(failure.clone()));
-        self.told += tell(std::mem::take(&mut self.sessions), &verdict);
+        self.told.extend(tell(std::mem::take(&mut self.sessions), &verdict));
         self.failed = Some((failure, Instant::now() + linger));
     }
 
@@ -359,15 +366,15 @@ impl Job {
     }
 }
 
-/// Sends the outcome to every session; a few threads, so that a stuck rank does not hold up many. Returns how many
-/// heard it.
-fn tell(mut sessions: Vec<(usize, Session<Stream>)>, verdict: &[u8]) -> usize {
+/// Sends the outcome to every session; a few threads, so that a stuck rank does not hold up many. Returns the ranks
+/// that heard it.
+fn tell(mut sessions: Vec<(usize, Session<Stream>)>, verdict: &[u8]) -> Vec<usize> {
     let say = |sessions: &mut [(usize, Session<Stream>)]| {
-        let mut heard = 0;
+        let mut heard = Vec::new();
         for (rank, session) in sessions {
             session.get_ref().set_deadline(Instant::now() + TELLING);
             match session.send(verdict) {
-                Ok(()) => heard += 1,
+                Ok(()) => heard.push(*rank),
                 Err(e) => tracing::warn!("rendezvous: rank {rank} did not hear the outcome: {e}"),
             }
         }
@@ -382,7 +389,7 @@ fn tell(mut sessions: Vec<(usize, Session<Stream>)>, verdict: &[u8]) -> usize {
             .chunks_mut(share)
             .map(|share| thread::Builder::new().name("nd-teller".into()).spawn_scoped(scope, || say(share)))
             .collect();
-        tellers.into_iter().map(|t| t.map_or(0, |t| t.join().unwrap_or(0))).sum()
+        tellers.into_iter().flatten().flat_map(|t| t.join().unwrap_or_default()).collect()
     })
 }
 
