@@ -31,6 +31,9 @@ pub const UNRESOLVED: Duration = Duration::from_secs(10);
 /// How long a rank that cannot take part tries to say so, and to whoever else it may concern.
 pub const TELLING_WHY: Duration = Duration::from_secs(5);
 
+/// The kernel takes so many bytes of a new connection at once: who gives up meanwhile can still say so.
+const NEVER_WAITS: usize = 8 << 10;
+
 /// Makes the hello, once it is known by which address this rank reached the root.
 pub type MakeHello<'a> = dyn FnMut(Option<IpAddr>) -> Hello + 'a;
 
@@ -52,11 +55,13 @@ pub fn join(
     session.get_ref().set_deadline(deadline + GRACE);
     let most = world_size.saturating_mul(CARD_MAX + 4).saturating_add(64 << 10);
     let at = list(addresses);
-    let mut answer = session.send(&wire::encode_hello(&hello)).map(|()| Vec::new());
+    let hello = wire::encode_hello(&hello);
+    let ends_all = (hello.len() > NEVER_WAITS).then_some(ends_all);
+    let stream = session.get_ref().clone();
+    let _ends = stop.on_ask(move || stream.deafen());
+    let mut answer = session.send(&hello).map(|()| Vec::new());
     drop(ends_all);
     if answer.is_ok() {
-        let stream = session.get_ref().clone();
-        let _ends = stop.on_ask(move || stream.deafen());
         answer = session.receive(most);
         if answer.is_err() && stop.asked() {
             session.get_ref().set_deadline(Instant::now() + PARTING);
