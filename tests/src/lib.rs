@@ -5,6 +5,7 @@
 //! | [`worlds`] | ranks as threads of one process, over every transport, real or broken on purpose |
 //! | [`calls`] | every call, to be made with given counts |
 //! | [`hosts`] | namespaces as hosts |
+//! | [`models`] | a published model |
 //! | [`machines`] | virtual machines with RDMA |
 //! | [`mock`] | RDMA devices that fail when told to |
 //! | [`collectives`] | every collective once, for ranks that have been through something |
@@ -20,6 +21,7 @@ pub mod hosts;
 pub mod jobs;
 pub mod machines;
 pub mod mock;
+pub mod models;
 pub mod oracle;
 pub mod processes;
 pub mod sample;
@@ -38,6 +40,8 @@ pub enum Need {
     /// `nd-bench` and `nd-run` beside the program under test: built with all of the workspace, or by
     /// `cargo build -p nd-tools` with the same profile.
     Tools,
+    /// The published model that `scripts/setup test` fetches.
+    Model,
 }
 
 /// Says in one line that a test is skipped, on standard error and in the file that `SKIPPED_TESTS` names.
@@ -47,6 +51,7 @@ pub fn skip(test: &str, need: Need) {
         Need::VirtualMachine => "ndvm",
         Need::Mpi => "mpirun",
         Need::Tools => "nd-bench",
+        Need::Model => "smollm2",
     };
     let line = format!("skipped {test}: needs {need}\n");
     eprint!("{line}");

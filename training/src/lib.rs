@@ -21,6 +21,8 @@
 //! | [`data`] | tokens, and which rank sees which at which step — the order is *pure* |
 //! | [`train`] | the loop: from a configuration to a trained model and its metrics |
 //! | `files`, `json` | what must hold of what is read |
+//! | `gguf` | llama.cpp's files |
+//! | `encoding` | how numbers lie in files |
 //! | `digest` | whether two ranks have read the same — *pure* |
 //! | `kernel` | loops over slices that the operations share, on the CPU |
 //!
@@ -32,8 +34,10 @@
 pub mod context_parallel;
 pub mod data;
 mod digest;
+mod encoding;
 mod error;
 mod files;
+mod gguf;
 pub mod group;
 mod json;
 mod kernel;

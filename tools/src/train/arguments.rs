@@ -16,8 +16,8 @@ Examples:
       a small Llama on a text of its own, 2 ranks; writes nd-train.jsonl and nd-train.png
   nd-train --data book.txt --mesh dp_shard=2,tp=2 --steps 300 --plot loss.png
       four ranks: weights sharded over two, matrices divided over two
-  nd-train --init smollm2 --tokenizer smollm2/tokenizer.json --data book.txt --dtype bf16 --checkpoint-activations
-      from config.json and model.safetensors of a folder
+  nd-train --init smollm2.gguf --data book.txt --dtype bf16 --checkpoint-activations --save mine
+      a published model with its tokenizer; the folder that is written is one that --init takes
   nd-train --config train.toml lr=3e-4 mesh=dp_replicate=2,dp_shard=4
       settings from a file, two of them replaced
   nd-run -n 4 --nnodes 2 --node-rank 0 --rdzv node0:29500 -- nd-train --config train.toml

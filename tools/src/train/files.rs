@@ -59,9 +59,10 @@ fn read(config: &Config, settings: Option<&Path>) -> Vec<(String, PathBuf)> {
     add("the text to train on (--data)", config.data.as_deref());
     add("the text to evaluate on (--eval-data)", config.eval_data.as_deref());
     add("the file of settings (--config)", settings);
-    if let Tokenizer::File(path) = &config.tokenizer {
+    if let Some(Tokenizer::File(path)) = &config.tokenizer {
         add("the tokenizer (--tokenizer)", Some(path));
     }
+    add("the model (--init)", config.init.as_deref());
     let folder = config.init.iter().filter_map(|folder| fs::read_dir(folder).ok());
     for entry in folder.flatten().flatten() {
         add("a file of the model (--init)", Some(&entry.path()));

@@ -122,6 +122,9 @@ impl Report {
                 seconds * 1000.0 / self.rows.len() as f64
             );
         }
+        if let Some(folder) = &self.config.save {
+            text += &format!("The model: {}\n", folder.display());
+        }
         if let Some(path) = &self.config.plot {
             plot::write(path, &self.title, &self.subtitle, &self.rows)?;
             text += &format!("Picture of the loss: {}\n", path.display());

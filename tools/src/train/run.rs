@@ -19,6 +19,7 @@ pub fn rank(comm: &Communicator, config: &Config) -> Result<(), Error> {
             report.row(row)?;
         }
     }
+    trainer.save()?;
     match report {
         Some(report) => report.finish(&trainer),
         None => Ok(()),

@@ -1,9 +1,12 @@
-//! nd-train with real processes: what it learns, what it refuses. `ending`: ranks that die or stop; `on_hosts`: on two hosts.
+//! nd-train with real processes: what it learns, what it refuses. `ending`: ranks that die or stop; `on_hosts`: on two
+//! hosts; `saved`: models that are written and read again; `real`: a published one.
 
 #![allow(clippy::unwrap_used)]
 
 mod ending;
 mod on_hosts;
+mod real;
+mod saved;
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -2,7 +2,10 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`Tokenizer`] | bytes, or a `tokenizer.json` |
+//! | [`Corpus`] | files with texts, and what is a document in them |
+//! | [`Tokenizer`] | bytes, a `tokenizer.json`, or the one in a GGUF file |
+//! | [`Cache`] | tokens that were made once, in files |
+//! | `mapped` | such a file in memory |
 //! | [`Tokens`] | tokens of a text — *pure* |
 //! | [`Windows`] | a text cut into sequences — *pure* |
 //! | [`Deal`] | which sequence whom at which step — *pure* |
@@ -11,7 +14,10 @@
 //! | [`text`] | a text that a small model can learn from — *pure* |
 
 mod batch;
+mod cache;
+mod corpus;
 mod deal;
+mod mapped;
 mod permutation;
 pub mod text;
 mod tokenizer;
@@ -19,7 +25,9 @@ mod tokens;
 mod windows;
 
 pub use batch::MicroBatch;
+pub use cache::{Cache, Key};
+pub use corpus::{Corpus, Documents, End};
 pub use deal::{Deal, Order};
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Encoder, Tokenizer};
 pub use tokens::Tokens;
 pub use windows::Windows;

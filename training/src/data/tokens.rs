@@ -1,4 +1,6 @@
-//! Tokens of a text, each in as few bytes as the largest of them needs. *Pure.*
+//! Tokens of a text, each in as few bytes as the largest of them needs. *Pure* but for mapped ones.
+
+use super::mapped::Mapped;
 
 /// Tokens of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,6 +11,8 @@ pub enum Tokens {
     U16(Vec<u16>),
     /// Of four.
     U32(Vec<u32>),
+    /// In a file of [`Cache`](super::Cache)'s.
+    Mapped(Mapped),
 }
 
 impl Tokens {
@@ -18,6 +22,7 @@ impl Tokens {
             Tokens::U8(tokens) => tokens.len(),
             Tokens::U16(tokens) => tokens.len(),
             Tokens::U32(tokens) => tokens.len(),
+            Tokens::Mapped(tokens) => tokens.len(),
         }
     }
 
@@ -32,6 +37,7 @@ impl Tokens {
             Tokens::U8(tokens) => tokens.get(index).map(|&token| token.into()),
             Tokens::U16(tokens) => tokens.get(index).map(|&token| token.into()),
             Tokens::U32(tokens) => tokens.get(index).copied(),
+            Tokens::Mapped(tokens) => tokens.get(index),
         }
     }
 
@@ -41,6 +47,7 @@ impl Tokens {
             Tokens::U8(_) => u8::MAX.into(),
             Tokens::U16(_) => u16::MAX.into(),
             Tokens::U32(_) => u32::MAX as usize,
+            Tokens::Mapped(tokens) => tokens.largest() as usize,
         };
         if vocabulary > most {
             return None;
@@ -75,7 +82,7 @@ mod tests {
             let found = match &tokens {
                 Tokens::U8(_) => 1,
                 Tokens::U16(_) => 2,
-                Tokens::U32(_) => 4,
+                _ => 4,
             };
             assert_eq!(found, width, "{largest}");
             let read: Vec<u32> = (0..tokens.len()).map(|i| tokens.get(i).unwrap()).collect();

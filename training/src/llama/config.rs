@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::gguf;
 use super::heads::{self, Names};
 use crate::error::{Error, Result};
 use crate::files;
@@ -78,12 +79,15 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads `config.json` in a directory.
+    /// Reads `config.json` in a directory, or the settings in a GGUF file.
     ///
     /// # Errors
     /// [`Error::File`] when it cannot be read, or describes what is not a Llama.
-    pub fn open(dir: &Path) -> Result<Config> {
-        let path = dir.join("config.json");
+    pub fn open(path: &Path) -> Result<Config> {
+        if files::regular(path).is_ok() {
+            return gguf::config(path);
+        }
+        let path = path.join("config.json");
         let error = |problem| Error::File { path: path.clone(), problem };
         let text = files::regular(&path).and_then(|()| std::fs::read_to_string(&path));
         let text = text.map_err(|e| error(format!("cannot be read: {e}; check --init")))?;

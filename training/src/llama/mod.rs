@@ -9,6 +9,7 @@
 //! | `heads` | how a width makes heads, and what would do where it does not — *pure* |
 //! | `split` | which rank has which heads and channels — *pure* |
 //! | `freeze` | which parameters stay as they are — *pure* |
+//! | `gguf` | the same in a GGUF file |
 //! | `model` | units and stages |
 //! | `batch` | tokens, labels, positions |
 //! | `weights` | random or from files, and to files |
@@ -16,6 +17,7 @@
 mod batch;
 mod config;
 mod freeze;
+pub(crate) mod gguf;
 mod heads;
 mod model;
 #[cfg(test)]

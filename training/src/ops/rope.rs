@@ -39,7 +39,6 @@ pub enum Scaling {
 /// The rotations of a model's heads, and those of the positions that were asked for last.
 #[derive(Debug)]
 pub struct Rope {
-    /// The angle by which each pair of channels turns from one position to the next.
     frequencies: Vec<f64>,
     last: Mutex<Option<Arc<Rotations>>>,
 }
@@ -59,6 +58,11 @@ impl Rope {
         let frequency = |i| theta.powf(-((2 * i) as f64) / head_dim as f64);
         let frequencies = (0..head_dim / 2).map(|i| scaling.apply(frequency(i))).collect::<Result<_>>()?;
         Ok(Rope { frequencies, last: Mutex::new(None) })
+    }
+
+    /// The angle by which each pair of channels turns from one position to the next.
+    pub(crate) fn frequencies(&self) -> &[f64] {
+        &self.frequencies
     }
 
     fn rotations(&self, positions: &[u32]) -> Arc<Rotations> {

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use candle_core::DType;
 use nd_comm::choose::Chooser;
 use nd_comm::prelude::Communicator;
 use nd_tests::worlds::{Kind, each, world};
-use safetensors::tensor::Dtype;
 
 use super::{Config, Trainer};
 use crate::data::text;
@@ -228,7 +228,8 @@ fn ranks_with_other_weights_are_named() {
     let folders = [1, 1, 2].map(|seed| {
         let folder = tempfile::tempdir().unwrap();
         let (model, random) = (tiny(), Weights::random(seed));
-        save(folder.path(), &model, Dtype::F32, &mut |p, out| random.fill(p, 0..p.len(), out)).unwrap();
+        save(folder.path(), &model, &DType::F32.into(), &mut |p, out| random.fill(p, 0..p.len(), out))
+            .unwrap();
         folder
     });
     let start = |folders: &[tempfile::TempDir; 3]| {
@@ -399,11 +400,14 @@ fn the_same_group_and_bytes_are_predicted_alike_on_every_mesh() {
 
 #[test]
 fn what_is_no_regular_file_is_no_text() {
-    for (key, path) in
-        [("data", "/dev/zero"), ("eval-data", "/dev/zero"), ("tokenizer", "/dev/zero"), ("data", "/")]
-    {
+    for (key, path, words) in [
+        ("data", "/dev/zero", "no regular file"),
+        ("eval-data", "/dev/zero", "no regular file"),
+        ("tokenizer", "/dev/zero", "no regular file"),
+        ("data", "/dev", "the files of a folder end in"),
+    ] {
         let error = run_with(1, &small(&[(key, path)]), |_| ()).remove(0).unwrap_err().to_string();
-        assert!(error.contains("no regular file") && error.contains(&format!("check --{key}")), "{error}");
+        assert!(error.contains(words) && error.contains(&format!("check --{key}")), "{error}");
     }
     let folder = tempfile::tempdir().unwrap();
     let config = Config { init: Some(folder.path().to_owned()), ..Config::default() };

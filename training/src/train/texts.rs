@@ -1,14 +1,15 @@
-//! Texts as tokens, made of them once on each host.
+//! Texts as tokens, made of them once.
 
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nd_comm::prelude::Communicator;
 
 use super::Config;
 use super::agree::{Thing, all_well, same_files};
-use crate::data::{Tokenizer, Tokens, text};
+use crate::data::{Cache, Corpus, Encoder, Key, Tokenizer, Tokens, text};
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::files::regular;
@@ -27,229 +28,310 @@ const SLOWEST: u64 = 50_000;
 pub(super) struct Texts {
     pub training: Tokens,
     pub eval: Option<Tokens>,
-    /// Bytes and digests of the files, see [`files`].
-    seen: Vec<[u64; 2]>,
 }
 
-/// Where a text comes from.
-enum Source<'a> {
+/// Where texts, and what makes tokens of them, come from.
+pub(super) struct Sources {
+    training: Source,
+    eval: Option<Source>,
+    tokenizer: Tokenizer,
+    /// Where tokens are kept.
+    cache: Option<PathBuf>,
+}
+
+enum Source {
     Made(u64, usize),
-    File(&'a Path, &'static str),
+    Files(Corpus, &'static str),
 }
 
-fn training(config: &Config) -> Source<'_> {
-    config.data.as_deref().map_or(Source::Made(1, MADE), |path| Source::File(path, DATA))
-}
+/// What a text is and, after it, what makes tokens of it: bytes and a digest each.
+type Seen = [[u64; 2]; 2];
 
-fn eval(config: &Config) -> Option<Source<'_>> {
-    let path = config.eval_data.as_deref()?;
-    Some(if path == Path::new("made") {
-        Source::Made(2, MADE_FOR_EVAL)
-    } else {
-        Source::File(path, EVAL_DATA)
-    })
-}
-
-/// The files that are read, and what they are.
-fn files(config: &Config) -> Vec<(&Path, &'static str)> {
-    let texts = [Some(training(config)), eval(config)].into_iter().flatten();
-    let mut all: Vec<_> = texts
-        .filter_map(|source| match source {
-            Source::File(path, flag) => Some((path, flag)),
-            Source::Made(..) => None,
-        })
-        .collect();
-    if let Tokenizer::File(path) = &config.tokenizer {
-        all.push((path, TOKENIZER));
-    }
-    all
-}
-
-impl Texts {
-    /// The same on all ranks, which all call this. Bytes are read by every rank; with a tokenizer, which takes its time and several
-    /// times a text's memory, the first rank of a host tells the others its tokens, unless their paths lead to other files.
+impl Sources {
+    /// Looks whether everything is there, before anything is read.
     ///
     /// # Errors
-    /// The same on all ranks: [`Error::File`] or [`Error::Config`] for a file that cannot be read, tokens that the model does not
-    /// know, or files that are not the same on all ranks.
-    pub fn read(comm: &Communicator, config: &Config, vocabulary: usize) -> Result<Texts> {
-        Texts::read_by(comm, config, &|| Texts::own(config, vocabulary))
-    }
-
-    /// As [`Texts::read`]; `own` is what a rank reads that reads by itself.
-    fn read_by(comm: &Communicator, config: &Config, own: &dyn Fn() -> Result<Texts>) -> Result<Texts> {
-        let texts = match config.tokenizer {
-            Tokenizer::Bytes => all_well(comm, own()),
-            Tokenizer::File(_) => Texts::of_host(comm, config, own),
-        }?;
-        let file = |((path, flag), &[bytes, contents]): ((&Path, &str), &[u64; 2])| {
-            Thing::file(flag, path, bytes, contents)
+    /// [`Error::File`] for the first that is not or has no length.
+    pub fn new(config: &Config) -> Result<Sources> {
+        let files = |path: &Path, flag| {
+            let corpus = Corpus::open(path, &config.documents).map_err(|e| with_flag(e, flag))?;
+            Ok::<_, Error>(Source::Files(corpus, flag))
         };
-        let seen: Vec<Thing> = files(config).into_iter().zip(&texts.seen).map(file).collect();
-        same_files(comm, &seen)?;
-        Ok(texts)
+        let training = config.data.as_deref().map_or(Ok(Source::Made(1, MADE)), |path| files(path, DATA))?;
+        let eval = config.eval_data.as_deref().map(|path| match path == Path::new("made") {
+            true => Ok(Source::Made(2, MADE_FOR_EVAL)),
+            false => files(path, EVAL_DATA),
+        });
+        let (eval, tokenizer) = (eval.transpose()?, config.tokenizer());
+        if let Tokenizer::File(path) = &tokenizer {
+            let opened = regular(path).and_then(|()| File::open(path));
+            opened.map_err(|e| Error::File {
+                path: path.clone(),
+                problem: format!("cannot be read: {e}; check {TOKENIZER}"),
+            })?;
+        }
+        Ok(Sources { training, eval, tokenizer, cache: config.data_cache() })
     }
 
     /// How long the training text is, where that is known without reading it.
-    pub fn tokens_known(config: &Config) -> Option<usize> {
-        match (training(config), &config.tokenizer) {
-            (Source::Made(_, len), Tokenizer::Bytes) => Some(len),
-            (Source::File(path, _), Tokenizer::Bytes) => path.metadata().ok().map(|file| file.len() as usize),
+    pub fn tokens_known(&self) -> Option<usize> {
+        match (&self.training, &self.tokenizer) {
+            (Source::Made(_, len), Tokenizer::Bytes) => Some(*len),
+            (Source::Files(corpus, _), Tokenizer::Bytes) if corpus.is_one_text() => {
+                Some(corpus.bytes() as usize)
+            }
             _ => None,
         }
     }
 
-    /// Whether the files are there, before anything is read, and have a length.
+    fn all(&self) -> impl Iterator<Item = &Source> {
+        std::iter::once(&self.training).chain(&self.eval)
+    }
+
+    fn cache(&self) -> Result<Cache> {
+        match &self.cache {
+            Some(folder) => Cache::open(folder),
+            None => Err(Error::Config(
+                "there is no home folder to keep tokens in; name a folder with --data-cache".into(),
+            )),
+        }
+    }
+}
+
+impl Source {
+    fn bytes(&self) -> u64 {
+        match self {
+            Source::Made(_, len) => *len as u64,
+            Source::Files(corpus, _) => corpus.bytes(),
+        }
+    }
+
+    /// Under what the tokens lie in the cache.
+    fn key(&self, [text, tokenizer]: Seen) -> Key {
+        let words = [text[0], matches!(self, Source::Made(..)).into(), tokenizer[0], tokenizer[1]];
+        let maker = words.iter().fold(0, |maker, word| digest(maker, &word.to_le_bytes()));
+        [text[1], maker]
+    }
+}
+
+impl Texts {
+    /// The same on all ranks, which all call this. Bytes are read by every rank; with a tokenizer, which takes its time and several
+    /// times a text's memory, the first rank of a host makes the tokens and the others find them in the cache, unless their paths
+    /// lead to other files.
     ///
     /// # Errors
-    /// [`Error::File`] for the first that is not or has none.
-    pub fn are_there(config: &Config) -> Result<()> {
-        let there = |(path, flag)| {
-            let opened = regular(path).and_then(|()| std::fs::File::open(path));
-            opened.map(drop).map_err(|e| unreadable(path, flag, &e))
-        };
-        files(config).into_iter().try_for_each(there)
+    /// The same on all ranks: [`Error::File`] or [`Error::Config`] for a file that cannot be read, tokens that the model does not
+    /// know, or files that are not the same on all ranks.
+    pub fn read(comm: &Communicator, sources: &Sources, vocabulary: usize) -> Result<Texts> {
+        Texts::read_by(comm, sources, vocabulary, &|| make(sources))
     }
 
-    /// Read by this rank alone.
-    fn own(config: &Config, vocabulary: usize) -> Result<Texts> {
-        let mut seen = Vec::new();
-        let mut read = |source: Source<'_>| {
-            let (tokens, name) = match source {
-                Source::Made(seed, len) => {
-                    let text = text::generate(seed, len);
-                    (config.tokenizer.encode(text.into_bytes())?, "the text".to_owned())
-                }
-                Source::File(path, flag) => {
-                    let text = std::fs::read(path).map_err(|e| unreadable(path, flag, &e))?;
-                    seen.push([text.len() as u64, digest(0, &text)]);
-                    let tokens =
-                        config.tokenizer.encode_file(path, text).map_err(|e| with_flag(e, path, flag))?;
-                    (tokens, path.display().to_string())
-                }
-            };
-            if let Some((at, token)) = tokens.beyond(vocabulary) {
-                return Err(Error::Config(format!(
-                    "{name}: token {at} is {token}, and the model has vocab_size={vocabulary}; use the tokenizer that belongs \
-                     to the model (--tokenizer)"
-                )));
+    /// As [`Texts::read`]; `make` puts the tokens into the cache.
+    fn read_by(
+        comm: &Communicator,
+        sources: &Sources,
+        vocabulary: usize,
+        make: &dyn Fn() -> Result<Vec<Seen>>,
+    ) -> Result<Texts> {
+        let read = match sources.tokenizer {
+            Tokenizer::Bytes => bytes(sources),
+            Tokenizer::File(_) => of_host(comm, sources, make),
+        };
+        let read = read.and_then(|(all, seen)| Ok((checked(sources, all, vocabulary)?, seen)));
+        let (all, seen) = all_well(comm, read)?;
+        let mut things = Vec::new();
+        for (source, [[bytes, contents], _]) in sources.all().zip(&seen) {
+            if let Source::Files(corpus, flag) = source {
+                things.push(Thing::file(*flag, corpus.path(), *bytes, *contents));
             }
-            Ok(tokens)
-        };
-        let training = read(training(config))?;
-        let eval = eval(config).map(&mut read).transpose()?;
-        if let Tokenizer::File(path) = &config.tokenizer {
-            let file = std::fs::read(path).map_err(|e| unreadable(path, TOKENIZER, &e))?;
-            seen.push([file.len() as u64, digest(0, &file)]);
         }
-        Ok(Texts { training, eval, seen })
-    }
-
-    /// Read by the first rank of each host.
-    fn of_host(comm: &Communicator, config: &Config, own: &dyn Fn() -> Result<Texts>) -> Result<Texts> {
-        let first = comm.host_ranks().first().copied().unwrap_or_default();
-        let bytes: u64 =
-            files(config).iter().filter_map(|(path, _)| path.metadata().ok()).map(|file| file.len()).sum();
-        let patient = comm.timeout() + Duration::from_secs(bytes / SLOWEST);
-        let patient = comm.with_timeout(patient);
-        let host = patient.split(first.into(), comm.rank() as i64)?;
-        let texts = if one_for_all(&host, config)? {
-            let read = (host.rank() == 0).then(own);
-            Texts::tell(&host, config, read)
-        } else {
-            own()
-        };
-        // The group is there until all have what they need of it.
-        all_well(&patient, texts)
-    }
-
-    /// What rank 0 of the group has, or that it has failed.
-    fn tell(host: &Communicator, config: &Config, own: Option<Result<Texts>>) -> Result<Texts> {
-        let mut header = vec![[0u64; 2]; 3 + files(config).len()];
-        if let Some(Ok(texts)) = &own {
-            header[0] = [1, 0];
-            header[1] = shape(Some(&texts.training));
-            header[2] = shape(texts.eval.as_ref());
-            header[3..].copy_from_slice(&texts.seen);
+        if let (Tokenizer::File(path), Some([_, [bytes, contents]])) = (&sources.tokenizer, seen.first()) {
+            things.push(Thing::file(TOKENIZER, path, *bytes, *contents));
         }
-        host.broadcast(header.as_flattened_mut(), 0)?;
-        let [[well, _], training, eval, seen @ ..] = &header[..] else { unreachable!("three and the files") };
-        let mut texts = match own {
-            Some(own) => own?,
-            None if *well == 1 => Texts { training: room(*training), eval: None, seen: seen.to_vec() },
-            None => return Err(Error::Config("the first rank of this host could not read its text".into())),
-        };
-        pass(host, &mut texts.training)?;
-        if eval[0] > 0 {
-            pass(host, texts.eval.get_or_insert_with(|| room(*eval)))?;
-        }
-        Ok(texts)
+        same_files(comm, &things)?;
+        let mut all = all.into_iter();
+        let training = all.next().unwrap_or_else(|| Vec::new().into());
+        Ok(Texts { training, eval: all.next() })
     }
 }
 
-/// Bytes of a token, and how many there are.
-fn shape(tokens: Option<&Tokens>) -> [u64; 2] {
-    let width = match tokens {
-        None => 0,
-        Some(Tokens::U8(_)) => 1,
-        Some(Tokens::U16(_)) => 2,
-        Some(Tokens::U32(_)) => 4,
+/// Refuses too few tokens, and those that the model does not know.
+fn checked(sources: &Sources, all: Vec<Tokens>, vocabulary: usize) -> Result<Vec<Tokens>> {
+    for (source, tokens) in sources.all().zip(&all) {
+        if let Some((at, token)) = tokens.beyond(vocabulary) {
+            let name = match source {
+                Source::Made(..) => "the text".to_owned(),
+                Source::Files(corpus, _) => corpus.path().display().to_string(),
+            };
+            return Err(Error::Config(format!(
+                "{name}: token {at} is {token}, and the model has vocab_size={vocabulary}; use the tokenizer that belongs \
+                 to the model (--tokenizer)"
+            )));
+        }
+        if let (Source::Files(corpus, flag), len @ (0 | 1)) = (source, tokens.len()) {
+            let bytes = corpus.bytes();
+            let problem = format!(
+                "{bytes} byte{} made {len} token{}, and a sequence needs at least 2; give a longer text; check {flag}",
+                if bytes == 1 { "" } else { "s" },
+                if len == 1 { "" } else { "s" }
+            );
+            return Err(Error::File { path: corpus.path().to_owned(), problem });
+        }
+    }
+    Ok(all)
+}
+
+/// Texts whose bytes are their tokens.
+fn bytes(sources: &Sources) -> Result<(Vec<Tokens>, Vec<Seen>)> {
+    let read = |source: &Source| {
+        let mut all = Vec::new();
+        let seen = match source {
+            Source::Made(seed, len) => {
+                all = text::generate(*seed, *len).into_bytes();
+                [0, 0]
+            }
+            Source::Files(corpus, flag) => {
+                let mut add = |_: &Path, text: Vec<u8>| {
+                    if all.is_empty() {
+                        all = text
+                    } else {
+                        all.extend(text)
+                    }
+                    Ok(())
+                };
+                corpus.read(&mut add).map_err(|e| with_flag(e, flag))?
+            }
+        };
+        Ok((Tokens::U8(all), [seen, [0, 0]]))
     };
-    [width, tokens.map_or(0, Tokens::len) as u64]
+    sources.all().map(read).collect()
 }
 
-/// For so many tokens of so many bytes.
-fn room([width, len]: [u64; 2]) -> Tokens {
-    let len = len as usize;
-    match width {
-        1 => Tokens::U8(vec![0; len]),
-        2 => Tokens::U16(vec![0; len]),
-        _ => Tokens::U32(vec![0; len]),
-    }
+/// Puts the tokens of all texts into the cache, but for those that are there.
+fn make(sources: &Sources) -> Result<Vec<Seen>> {
+    let Some(tokenizer) = sources.tokenizer.seen()? else { return Ok(Vec::new()) };
+    let cache = sources.cache()?;
+    let mut encoder = None;
+    let one = |source: &Source| {
+        let text = match source {
+            Source::Made(seed, len) => [*len as u64, *seed],
+            Source::Files(corpus, flag) => corpus.contents().map_err(|e| with_flag(e, flag))?,
+        };
+        let seen = [text, tokenizer];
+        if cache.get(source.key(seen))?.is_none() {
+            if encoder.is_none() {
+                encoder = sources.tokenizer.encoder()?;
+            }
+            encoder.as_ref().map_or(Ok(()), |encoder| encode(source, seen, encoder, &cache))?;
+        }
+        Ok(seen)
+    };
+    sources.all().map(one).collect()
 }
 
-/// What rank 0 has, at all.
-fn pass(host: &Communicator, tokens: &mut Tokens) -> Result<()> {
-    match tokens {
-        Tokens::U8(tokens) => host.broadcast(tokens, 0)?,
-        Tokens::U16(tokens) => host.broadcast(tokens, 0)?,
-        Tokens::U32(tokens) => host.broadcast(tokens, 0)?,
+fn encode(source: &Source, seen: Seen, encoder: &Encoder, cache: &Cache) -> Result<()> {
+    cache.make(source.key(seen), encoder.vocabulary(), |writer| {
+        let (corpus, flag) = match source {
+            Source::Made(seed, len) => {
+                return writer.add(&encoder.encode(text::generate(*seed, *len).as_bytes())?);
+            }
+            Source::Files(corpus, flag) => (corpus, flag),
+        };
+        let mut add = |file: &Path, text: Vec<u8>| {
+            let tokens = encoder.encode(&text).map_err(|e| match e {
+                Error::Config(problem) => Error::File { path: file.to_owned(), problem },
+                e => e,
+            })?;
+            writer.add(&tokens)
+        };
+        match corpus.read(&mut add).map_err(|e| with_flag(e, flag))? {
+            text if text == seen[0] => Ok(()),
+            _ => Err(Error::File {
+                path: corpus.path().to_owned(),
+                problem: format!("it was changed while it was read; start again when it stays; check {flag}"),
+            }),
+        }
+    })
+}
+
+/// The tokens of all texts, which the first rank of each host makes.
+fn of_host(
+    comm: &Communicator,
+    sources: &Sources,
+    make: &dyn Fn() -> Result<Vec<Seen>>,
+) -> Result<(Vec<Tokens>, Vec<Seen>)> {
+    let first = comm.host_ranks().first().copied().unwrap_or_default();
+    let bytes: u64 = sources.all().map(Source::bytes).sum();
+    let patient = comm.timeout() + Duration::from_secs(bytes / SLOWEST);
+    let patient = comm.with_timeout(patient);
+    let host = patient.split(first.into(), comm.rank() as i64)?;
+    let read = || {
+        // The folder is there before ranks compare where theirs is.
+        let cache = sources.cache();
+        let seen = match one_for_all(&host, sources)? {
+            true => tell(&host, sources, (host.rank() == 0).then(make))?,
+            false => make()?,
+        };
+        let cache = cache?;
+        let find = |(source, seen): (&Source, &Seen)| {
+            cache.get(source.key(*seen))?.ok_or_else(|| {
+                Error::Config(format!(
+                    "{}: tokens that were put there a moment ago are gone; name a folder with --data-cache that all ranks of this \
+                     host see, and that nothing tidies up",
+                    sources.cache.as_deref().unwrap_or(Path::new("")).display()
+                ))
+            })
+        };
+        let tokens = sources.all().zip(&seen).map(find).collect::<Result<Vec<_>>>()?;
+        Ok((tokens, seen))
+    };
+    // The group is there until all have what they need of it.
+    all_well(&patient, read())
+}
+
+/// What rank 0 of the group has seen, or that it has failed.
+fn tell(host: &Communicator, sources: &Sources, own: Option<Result<Vec<Seen>>>) -> Result<Vec<Seen>> {
+    let mut told: Vec<Seen> = vec![[[0; 2]; 2]; 1 + sources.all().count()];
+    if let Some(Ok(seen)) = &own {
+        told[0] = [[1; 2]; 2];
+        told[1..].copy_from_slice(seen);
     }
-    Ok(())
+    host.broadcast(told.as_flattened_mut().as_flattened_mut(), 0)?;
+    match own {
+        Some(own) => own,
+        None if told[0][0][0] == 1 => Ok(told[1..].to_vec()),
+        None => Err(Error::Config("the first rank of this host could not read its text".into())),
+    }
 }
 
 /// Whether the paths of all ranks of a host lead to the same files, so that one of them can read for all.
-fn one_for_all(host: &Communicator, config: &Config) -> Result<bool> {
+fn one_for_all(host: &Communicator, sources: &Sources) -> Result<bool> {
     let identity = |path: &Path| match path.metadata() {
+        Ok(file) if file.is_dir() => [file.dev(), file.ino(), 0, 0],
         Ok(file) => [file.dev(), file.ino(), file.len(), file.mtime_nsec() as u64 ^ file.mtime() as u64],
         // Whoever cannot reach it says so by itself.
         Err(_) => [u64::MAX, host.rank() as u64, 0, 0],
     };
-    let of = |source: Option<Source<'_>>| match source {
+    let of = |source: Option<&Source>| match source {
         None => [0; 4],
-        Some(Source::Made(seed, _)) => [0, seed, 0, 0],
-        Some(Source::File(path, _)) => identity(path),
+        Some(Source::Made(seed, _)) => [0, *seed, 0, 0],
+        Some(Source::Files(corpus, _)) => identity(corpus.path()),
     };
-    let tokenizer = match &config.tokenizer {
+    let tokenizer = match &sources.tokenizer {
         Tokenizer::Bytes => [0; 4],
         Tokenizer::File(path) => identity(path),
     };
-    let own = [of(Some(training(config))), of(eval(config)), tokenizer];
-    let mut all = vec![[[0; 4]; 3]; host.world_size()];
+    let cache = sources.cache.as_deref().map_or([0; 4], identity);
+    let own = [of(Some(&sources.training)), of(sources.eval.as_ref()), tokenizer, cache];
+    let mut all = vec![[[0; 4]; 4]; host.world_size()];
     host.all_gather(own.as_flattened(), all.as_flattened_mut().as_flattened_mut())?;
     Ok(all.iter().all(|other| *other == all[0]))
 }
 
-fn unreadable(path: &Path, flag: &str, error: &std::io::Error) -> Error {
-    Error::File { path: path.to_owned(), problem: format!("cannot be read: {error}; check {flag}") }
-}
-
 /// An error about a text, with the flag that named it.
-fn with_flag(error: Error, text: &Path, flag: &str) -> Error {
+fn with_flag(error: Error, flag: &str) -> Error {
     match error {
-        Error::File { path, problem } if path == text => {
-            Error::File { path, problem: format!("{problem}; check {flag}") }
-        }
+        Error::File { path, problem } => Error::File { path, problem: format!("{problem}; check {flag}") },
         error => error,
     }
 }
@@ -279,13 +361,15 @@ mod tests {
         folder
     }
 
-    fn config(folder: &Path) -> Config {
-        Config {
+    fn sources(folder: &Path) -> Sources {
+        let config = Config {
             data: Some(folder.join("text")),
             eval_data: Some("made".into()),
-            tokenizer: Tokenizer::File(folder.join("tokenizer.json")),
+            tokenizer: Some(Tokenizer::File(folder.join("tokenizer.json"))),
+            data_cache: Some(folder.join("cache")),
             ..Config::default()
-        }
+        };
+        Sources::new(&config).unwrap()
     }
 
     /// What each rank has, and how many have read by themselves; ranks sit on these hosts and read from these folders.
@@ -293,25 +377,25 @@ mod tests {
         let count = AtomicUsize::new(0);
         let ranks = world(&Kind::Hosts(hosts.to_vec()), hosts.len(), &Chooser::default());
         let texts = each(&ranks, |comm| {
-            let config = config(folders[comm.rank()]);
-            let own = || {
+            let sources = sources(folders[comm.rank()]);
+            let make = || {
                 count.fetch_add(1, Ordering::Relaxed);
-                Texts::own(&config, vocabulary)
+                make(&sources)
             };
-            Texts::read_by(comm, &config, &own)
+            Texts::read_by(comm, &sources, vocabulary, &make)
         });
         (texts, count.into_inner())
     }
 
     #[test]
     fn one_rank_of_each_host_makes_tokens_for_all() {
-        for (words, width) in [(200, 1), (300, 2), (70_000, 4)] {
+        for words in [200, 300, 70_000] {
             let folder = folder(words);
             let (texts, read) = read(&[0, 1, 0, 1, 1], &[folder.path(); 5], words);
             assert_eq!(read, 2);
             for texts in texts {
                 let texts = texts.unwrap();
-                assert_eq!(shape(Some(&texts.training)), [width, words as u64]);
+                assert_eq!(texts.training.len(), words);
                 assert!((0..words).all(|i| texts.training.get(i) == Some((words - 1 - i) as u32)));
                 assert!(texts.eval.is_some_and(|eval| eval.len() > 100));
             }
@@ -332,6 +416,25 @@ mod tests {
     }
 
     #[test]
+    fn tokens_are_made_again_when_the_text_or_the_tokenizer_is_another() {
+        let folder = folder(200);
+        let texts = || read(&[0], &[folder.path()], 200).0.remove(0).unwrap();
+        let kept = || std::fs::read_dir(folder.path().join("cache")).unwrap().count();
+        texts();
+        assert_eq!(kept(), 2);
+        let before = texts().training;
+        assert_eq!(kept(), 2);
+        std::fs::write(folder.path().join("text"), "w1 w2").unwrap();
+        // What was mapped stays as it was.
+        assert_eq!((texts().training.len(), before.len(), kept()), (2, 200, 3));
+        let json = std::fs::read_to_string(folder.path().join("tokenizer.json")).unwrap();
+        let other = json.replace("\"w1\": 1", "\"w1\": 200");
+        std::fs::write(folder.path().join("tokenizer.json"), other).unwrap();
+        assert!(read(&[0], &[folder.path()], 201).0.remove(0).unwrap().training.get(0) == Some(200));
+        assert_eq!(kept(), 5);
+    }
+
+    #[test]
     fn what_the_first_rank_cannot_read_all_are_told() {
         let folder = folder(200);
         let (texts, count) = read(&[0, 0, 1, 1], &[folder.path(); 4], 100);
@@ -340,10 +443,10 @@ mod tests {
             let error = error.err().expect("unknown words").to_string();
             assert!(error.contains("token 0 is 199") && error.contains("vocab_size=100"), "{error}");
         }
-        std::fs::remove_file(folder.path().join("text")).unwrap();
+        std::fs::write(folder.path().join("text"), b"w1 \xff").unwrap();
         for error in read(&[0, 0], &[folder.path(); 2], 200).0 {
             let error = error.err().expect("no text").to_string();
-            assert!(error.contains("cannot be read") && error.contains("check --data"), "{error}");
+            assert!(error.contains("not UTF-8 from byte 3") && error.contains("check --data"), "{error}");
         }
     }
 }

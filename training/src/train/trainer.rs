@@ -1,6 +1,6 @@
 //! A Llama on a text.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
@@ -10,13 +10,14 @@ use nd_topology::placement::{self, Placement};
 use super::agree::{Thing, all_well, same, same_files};
 use super::place::{placeable, ring};
 use super::spared::{Spared, crossing};
-use super::texts::Texts;
+use super::texts::{Sources, Texts};
 use super::{Config, KEYS, Loop, Placed, Predicted, Row, Sent, place, predict, room};
 use crate::context_parallel::{padding, positions};
 use crate::data::{Deal, MicroBatch, Order, Tokenizer, Tokens, Windows};
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::group::Groups;
+use crate::llama::weights::{Format, has_room, make_room, save};
 use crate::llama::{self, Llama, Weights};
 use crate::mesh::Mesh;
 use crate::model::{Parameter, Unit};
@@ -42,6 +43,8 @@ pub struct Trainer {
     hosts: Vec<Vec<u32>>,
     /// Where the weights came from.
     origin: String,
+    /// All ranks, by the launcher's numbers.
+    world: Communicator,
 }
 
 /// Tokens, and who gets which.
@@ -68,7 +71,9 @@ impl Trainer {
     pub fn new(comm: &Communicator, config: &Config) -> Result<Trainer> {
         let plan = all_well(comm, Plan::new(config, comm.world_size(), comm.host_ranks().len()))?;
         same(comm, &plan.compared(config), "start all ranks with the same settings")?;
-        let texts = Texts::read(comm, config, plan.model.vocab_size)?;
+        let made = config.save.as_deref().filter(|_| comm.rank() == 0).map_or(Ok(()), make_room);
+        all_well(comm, made)?;
+        let texts = Texts::read(comm, &plan.sources, plan.model.vocab_size)?;
         let text = plan.text(config, texts.training, config.order);
         plan.check_length(config, text.tokens.len())?;
         let eval = texts.eval.map(|tokens| plan.text(config, tokens, Order::Sequential));
@@ -132,6 +137,7 @@ impl Trainer {
             sent: Vec::new(),
             hosts: comm.layout().hosts().to_vec(),
             origin,
+            world: comm.clone(),
         })
     }
 
@@ -194,6 +200,40 @@ impl Trainer {
         let ledger = self.groups.ledger().clone();
         let loss = ledger.aside(|| self.training.evaluate(batches.into_iter(), tokens))?;
         Ok(Some(loss))
+    }
+
+    /// Writes the model into the folder of `save`, with its tokenizer if it has one; nothing where none is named. All ranks call
+    /// this, and rank 0 writes.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be written, on all ranks; of communication.
+    pub fn save(&mut self) -> Result<()> {
+        let Some(folder) = self.config.save.clone() else { return Ok(()) };
+        let world = self.world.clone();
+        let tensors = self.model.tensors();
+        let mut given = 0;
+        let written = match world.rank() {
+            0 => self.write(&folder, &mut given),
+            _ => Ok(()),
+        };
+        // Whatever rank 0 has not asked for, as it cannot write, is gathered with the others all the same.
+        for (name, ..) in &tensors[given..] {
+            self.training.sharded().parameter(name)?;
+        }
+        all_well(&world, written)
+    }
+
+    /// Counts the parameters that were gathered.
+    fn write(&mut self, folder: &Path, given: &mut usize) -> Result<()> {
+        let beside = self.config.tokenizer().files()?;
+        let format = Format { beside, ..self.config.save_dtype.into() };
+        let sharded = self.training.sharded();
+        save(folder, &self.model, &format, &mut |parameter, out| {
+            *given += 1;
+            let whole = sharded.parameter(&parameter.name)?.flatten_all()?.to_vec1::<f32>()?;
+            out.copy_from_slice(&whole);
+            Ok(())
+        })
     }
 
     /// This rank's groups, with what they have sent in the steps so far; evaluation is not among it.
@@ -285,18 +325,19 @@ struct Plan {
     model: llama::Config,
     /// Sequences of a micro-batch, and micro-batches of a step.
     batching: (usize, usize),
+    sources: Sources,
 }
 
 impl Plan {
     fn new(config: &Config, ranks: usize, local_ranks: usize) -> Result<Plan> {
         config.check()?;
-        Texts::are_there(config)?;
+        let sources = Sources::new(config)?;
         let mesh = Mesh::parse(&config.mesh, ranks)?;
         let batching = config.batching(&mesh)?;
         let model = match &config.init {
             Some(folder) => llama::Config::open(folder)?,
             None => llama::Config {
-                vocab_size: config.tokenizer.vocabulary()?,
+                vocab_size: config.tokenizer().vocabulary()?,
                 hidden_size: config.hidden,
                 intermediate_size: config.ffn,
                 num_hidden_layers: config.layers,
@@ -306,16 +347,19 @@ impl Plan {
                 ..llama::Config::default()
             },
         };
-        let plan = Plan { mesh, model, batching };
-        if let Some(tokens) = Texts::tokens_known(config) {
+        let plan = Plan { mesh, model, batching, sources };
+        if let Some(tokens) = plan.sources.tokens_known() {
             plan.check_length(config, tokens)?;
         }
         room::check(&plan.model, config, &mesh, local_ranks)?;
         Llama::check(&plan.model, &options(config), &mesh)?;
         let sequence = plan.sequence(config);
         placeable(&mesh, &shape(&plan.model, config, &mesh, sequence)?)?;
-        if let Some(folder) = &config.init {
-            Weights::are_in(folder)?;
+        if let Some(path) = &config.init {
+            Weights::are_in(path)?;
+        }
+        if let Some(folder) = &config.save {
+            has_room(folder)?;
         }
         Ok(plan)
     }
@@ -358,23 +402,42 @@ impl Plan {
 
     /// The settings that all ranks must have alike; where files are is each host's own.
     fn compared(&self, config: &Config) -> Vec<Thing> {
-        const OWN: [&str; 8] =
-            ["init", "data", "eval-data", "tokenizer", "metrics", "plot", "ranks", "threads"];
+        const OWN: [&str; 10] = [
+            "init",
+            "data",
+            "eval-data",
+            "data-cache",
+            "tokenizer",
+            "metrics",
+            "plot",
+            "save",
+            "ranks",
+            "threads",
+        ];
         let settings = KEYS.iter().filter(|key| !OWN.contains(&key.name));
         let mut all: Vec<_> = settings.map(|key| Thing::new(key.name, (key.get)(config))).collect();
-        let tokens = if config.tokenizer == Tokenizer::Bytes { "bytes" } else { "by a file" };
-        let weights = if config.init.is_some() { "from a folder (--init)" } else { "drawn by seed" };
-        all.extend([Thing::new("tokens", tokens), Thing::new("weights", weights)]);
+        let tokens = if config.tokenizer() == Tokenizer::Bytes { "bytes" } else { "by a file" };
+        let weights = if config.init.is_some() { "from files (--init)" } else { "drawn by seed" };
+        let saved = if config.save.is_some() { "written at the end (--save)" } else { "not written" };
+        all.extend([
+            Thing::new("tokens", tokens),
+            Thing::new("weights", weights),
+            Thing::new("the model", saved),
+        ]);
         all
     }
 
     /// The files of the model, which lie in folders of any name.
     fn files(&self, config: &Config, weights: &[(PathBuf, u64, u64)]) -> Vec<Thing> {
-        let Some(folder) = &config.init else { return Vec::new() };
+        let Some(path) = &config.init else { return Vec::new() };
         // Whether keys that mean nothing here are the same is of no interest.
-        let (path, shape) = (folder.join("config.json"), self.model.to_json());
+        let (path, name) = match path.is_dir() {
+            true => (path.join("config.json"), "config.json"),
+            false => (path.clone(), "settings"),
+        };
+        let shape = self.model.to_json();
         let value = format!("{}: {}", path.display(), shape.split_whitespace().collect::<Vec<_>>().join(" "));
-        let config = Thing { name: "config.json".into(), value, key: digest(0, shape.as_bytes()) };
+        let config = Thing { name: name.into(), value, key: digest(0, shape.as_bytes()) };
         let weights = weights.iter().map(|(path, bytes, contents)| {
             let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
             Thing::file(name, path, *bytes, *contents)
@@ -391,7 +454,7 @@ fn plural(count: usize) -> &'static str {
 /// Where the weights come from.
 fn weights(config: &Config) -> Result<Weights> {
     match &config.init {
-        Some(folder) if Weights::are_in(folder)? => Weights::open(folder),
+        Some(path) if Weights::are_in(path)? => Weights::open(path),
         _ => Ok(Weights::random(config.seed)),
     }
 }

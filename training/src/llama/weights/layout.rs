@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::file::file_error;
+use super::checkpoint::file_error;
 use crate::error::Result;
 
 /// How Hugging Face's libraries write a model.

@@ -1,19 +1,20 @@
 //! Where a model's numbers come from before training, and how they are written.
 
-mod file;
+pub(super) mod checkpoint;
 mod layout;
 pub(super) mod runs;
+mod safetensors;
 mod save;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-pub use save::save;
+pub use save::{Format, has_room, make_room, save};
 
-use self::file::Checkpoint;
+use self::checkpoint::Checkpoint;
 use self::layout::Layout;
 use self::runs::runs;
-use super::Config;
+use super::{Config, gguf};
 use crate::error::{Error, Result};
 use crate::model::{Init, Parameter};
 use crate::ops::random::Random;
@@ -35,7 +36,8 @@ impl Weights {
     }
 
     /// From `config.json` and `model.safetensors` in a directory, or the files that `model.safetensors.index.json`
-    /// names, or all of `model-00001-of-00003.safetensors` and so on; f32, bf16 or f16.
+    /// names, or all of `model-00001-of-00003.safetensors` and so on, f32, bf16 or f16; or from a GGUF file, whose
+    /// blocks are dequantised where they are asked for.
     ///
     /// Files are read at the places that are asked for rather than mapped: a file that is cut short meanwhile is an
     /// error and not a signal.
@@ -43,16 +45,17 @@ impl Weights {
     /// # Errors
     /// [`Error::File`] when a file cannot be read or is damaged, and with the names of the tensors that are missing, are
     /// too many, or have the wrong shape or type.
-    pub fn open(dir: &Path) -> Result<Weights> {
-        Ok(Weights { source: Source::Checkpoint(Checkpoint::open(dir)?) })
+    pub fn open(path: &Path) -> Result<Weights> {
+        let checkpoint = if path.is_dir() { safetensors::open(path) } else { gguf::open(path) };
+        Ok(Weights { source: Source::Checkpoint(checkpoint?) })
     }
 
-    /// Whether a directory has weights, in one of the layouts that [`Weights::open`] reads.
+    /// Whether a directory has weights, in one of the layouts that [`Weights::open`] reads; a file has.
     ///
     /// # Errors
     /// [`Error::File`] naming what is missing of several files, or a `.safetensors` file that belongs to no layout.
-    pub fn are_in(dir: &Path) -> Result<bool> {
-        Ok(!matches!(Layout::find(dir)?, Layout::None))
+    pub fn are_in(path: &Path) -> Result<bool> {
+        Ok(!path.is_dir() || !matches!(Layout::find(path)?, Layout::None))
     }
 
     /// Where they come from, for people: "201 tensors of model.safetensors", or the seed.
@@ -108,7 +111,7 @@ impl Weights {
         }))
     }
 
-    /// The model that they belong to, where a directory says it.
+    /// The model that they belong to, where files say it.
     pub fn config(&self) -> Option<&Config> {
         match &self.source {
             Source::Random(_) => None,

@@ -37,8 +37,8 @@ macro_rules! keys {
 
 keys! {
     "Model" {
-        "init" "DIR" init: path,
-            "Take config.json, and the safetensors if there are any, from this folder (Hugging Face's layout of a Llama)";
+        "init" "DIR|FILE" init: path,
+            "Take config.json, and the safetensors if there are any, from this folder (Hugging Face's layout of a Llama), or all from this GGUF file";
         "hidden" "N" hidden: positive, "Without --init: width of the residual stream";
         "layers" "N" layers: positive, "Without --init: transformer blocks";
         "heads" "N" heads: positive, "Without --init: attention heads";
@@ -49,8 +49,15 @@ keys! {
             "Leave these parameters as they are, by their names in the safetensors; * stands for anything";
     }
     "Data" {
-        "data" "FILE" data: path, "Train on this text; without it on one that the program makes";
-        "tokenizer" "bytes|FILE" tokenizer: tokenizer, "Bytes as tokens, or a tokenizer.json";
+        "data" "FILE|DIR" data: path,
+            "Train on this text, or on the lines of a .jsonl, or on all files of a folder that end in .txt, .md or .jsonl; without it on a text that the program makes";
+        "data-field" "NAME" documents.field: text, "The field of a line of JSONL that has the text";
+        "document-end" "TEXT" documents.end: end,
+            "What is put after each line's text, and after each file's of a folder; \\n is a new line, and a tokenizer's mark such as <|endoftext|> is known";
+        "data-cache" "DIR" data_cache: path,
+            "Where tokens that a tokenizer has made are kept for other runs; without it in nd/tokens of your cache folder";
+        "tokenizer" "bytes|FILE" tokenizer: tokenizer,
+            "Bytes as tokens, or a tokenizer.json, or a GGUF file; without it the one that --init has, else bytes";
         "order" "sequential|shuffled" order: order,
             "Step t takes the next sequences of seq-len + 1 tokens from the text in order, or in an order shuffled anew in each epoch";
         "seq-len" "N" seq_len: positive, "Tokens of a sequence that have a successor to predict";
@@ -58,7 +65,7 @@ keys! {
         "accumulation" "N" accumulation: some, "Micro-batches of a step; 1 if nothing is said";
         "batch" "N" batch: some,
             "Sequences of a step: micro-batch × accumulation × dp_replicate × dp_shard; any two of the three give the third";
-        "eval-data" "FILE" eval_data: path, "Measure the loss on this text too; `made` is one that the program makes";
+        "eval-data" "FILE|DIR" eval_data: path, "Measure the loss on this text too; `made` is one that the program makes";
         "eval-every" "STEPS" eval_every: count, "How often; 0: after the last step";
     }
     "Optimizer" {
@@ -102,5 +109,8 @@ keys! {
         "seed" "N" seed: count, "Decides weights, order and dropout";
         "metrics" "FILE.jsonl" metrics: path, "Write one row of JSON a step: step, loss, grad_norm, lr, tokens_per_s";
         "plot" "FILE.svg|.png" plot: path, "Draw the loss";
+        "save" "DIR" save: path,
+            "Write the model into this folder after the last step, as Hugging Face lays it out; --init takes it again";
+        "save-dtype" "f32|bf16|f16" save_dtype: dtype, "Write it in this";
     }
 }

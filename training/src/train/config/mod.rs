@@ -12,7 +12,7 @@ use candle_core::DType;
 pub use keys::{KEYS, Key};
 
 use crate::context_parallel::{Balance, Form};
-use crate::data::{Order, Tokenizer};
+use crate::data::{Documents, Order, Tokenizer};
 use crate::error::{Error, Result};
 use crate::llama;
 use crate::mesh::Mesh;
@@ -22,7 +22,7 @@ use crate::shard::{Policy, Reshard};
 /// Every setting of a run. Each is a key of [`KEYS`], which is a flag of `nd-train` and a key of its TOML file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Where config.json and, if it has any, the weights are; without it a small model of the shape below.
+    /// A folder with config.json and, if it has any, weights, or a GGUF file; without it a small model of the shape below.
     pub init: Option<PathBuf>,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -44,8 +44,12 @@ pub struct Config {
     pub eval_data: Option<PathBuf>,
     /// Steps between such measurements; 0: only at the end.
     pub eval_every: u64,
-    /// What makes tokens of the text.
-    pub tokenizer: Tokenizer,
+    /// What is a document in the files of a text.
+    pub documents: Documents,
+    /// Where tokens are kept that were made once, if it is said; see [`Config::data_cache`].
+    pub data_cache: Option<PathBuf>,
+    /// What makes tokens of the text, if it is said; see [`Config::tokenizer`].
+    pub tokenizer: Option<Tokenizer>,
     /// The order of its sequences.
     pub order: Order,
     /// Inputs of a sequence.
@@ -108,6 +112,10 @@ pub struct Config {
     pub metrics: Option<PathBuf>,
     /// Where a picture of the loss goes.
     pub plot: Option<PathBuf>,
+    /// The folder that the model is written into after the last step.
+    pub save: Option<PathBuf>,
+    /// What its numbers are written in.
+    pub save_dtype: DType,
 }
 
 impl Default for Config {
@@ -124,7 +132,9 @@ impl Default for Config {
             data: None,
             eval_data: None,
             eval_every: 0,
-            tokenizer: Tokenizer::Bytes,
+            documents: Documents::default(),
+            data_cache: None,
+            tokenizer: None,
             order: Order::Sequential,
             seq_len: 128,
             micro_batch: None,
@@ -156,6 +166,8 @@ impl Default for Config {
             seed: 0,
             metrics: None,
             plot: None,
+            save: None,
+            save_dtype: DType::F32,
         }
     }
 }
@@ -213,6 +225,26 @@ impl Config {
         }
     }
 
+    /// What makes tokens of texts: what is said, else what the model has, else bytes.
+    pub fn tokenizer(&self) -> Tokenizer {
+        match (&self.tokenizer, &self.init) {
+            (Some(tokenizer), _) => tokenizer.clone(),
+            (None, Some(model)) => Tokenizer::of_model(model),
+            (None, None) => Tokenizer::Bytes,
+        }
+    }
+
+    /// Where tokens are kept that a tokenizer made once: where it is said, else in `nd/tokens` of the user's folder for what
+    /// can be made again, if there is a user.
+    pub fn data_cache(&self) -> Option<PathBuf> {
+        let of_user = || {
+            let named =
+                std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+            Some(named.or_else(|| Some(std::env::home_dir()?.join(".cache")))?.join("nd/tokens"))
+        };
+        self.data_cache.clone().or_else(of_user)
+    }
+
     /// How shards are kept.
     pub fn policy(&self) -> Policy {
         Policy {
@@ -248,7 +280,7 @@ impl Config {
                 "{}={} has no effect with --init: {} says what the model is like; leave --{} out",
                 key.name,
                 (key.get)(self),
-                folder.join("config.json").display(),
+                if folder.is_file() { folder.clone() } else { folder.join("config.json") }.display(),
                 key.name
             ));
         }
@@ -259,6 +291,12 @@ impl Config {
             return wrong(format!(
                 "eval-every={}: there is no text to evaluate on; give one with --eval-data",
                 self.eval_every
+            ));
+        }
+        if self.save.is_none() && self.save_dtype != default.save_dtype {
+            return wrong(format!(
+                "save-dtype={}: nothing is written; name a folder with --save",
+                self.save_dtype.as_str()
             ));
         }
         if self.zero < 3 && self.reshard != Reshard::Always {
@@ -314,6 +352,8 @@ mod tests {
         assert!(narrow.contains("hidden=10 is no multiple of 2 × heads = 8"), "{narrow}");
         let never = Config { eval_every: 5, ..Config::default() };
         assert!(never.check().unwrap_err().to_string().contains("--eval-data"));
+        let unsaved = Config { save_dtype: DType::BF16, ..Config::default() };
+        assert!(unsaved.check().unwrap_err().to_string().contains("save-dtype=bf16: nothing is written"));
         config.set("zero", "1").unwrap();
         config.set("reshard", "never").unwrap();
         assert!(config.check().unwrap_err().to_string().contains("reshard=never"));

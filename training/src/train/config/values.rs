@@ -28,7 +28,17 @@ macro_rules! shown {
     };
 }
 
-shown!(usize, u64, u8, bool, String, crate::data::Order, crate::optim::Decay, crate::optim::Scaling);
+shown!(
+    usize,
+    u64,
+    u8,
+    bool,
+    String,
+    crate::data::End,
+    crate::data::Order,
+    crate::optim::Decay,
+    crate::optim::Scaling
+);
 
 impl Show for f64 {
     /// As short as it can be read back: 3e-4, 0.1.
@@ -176,6 +186,16 @@ pub fn names(text: &str) -> Parsed<Vec<String>> {
     Ok(names.map(str::to_owned).collect())
 }
 
+/// Anything but nothing.
+pub fn text(text: &str) -> Parsed<String> {
+    if text.is_empty() { Err("is empty".into()) } else { Ok(text.to_owned()) }
+}
+
+/// What is put after documents.
+pub fn end(text: &str) -> Parsed<crate::data::End> {
+    text.parse()
+}
+
 /// A file or folder; none for an empty text.
 pub fn path(text: &str) -> Parsed<Option<PathBuf>> {
     Ok((!text.is_empty()).then(|| text.into()))
@@ -237,9 +257,9 @@ pub fn balance(text: &str) -> Parsed<Balance> {
     }
 }
 
-/// A name or a file.
-pub fn tokenizer(text: &str) -> Parsed<Tokenizer> {
-    Ok(Tokenizer::named(text))
+/// A name or a file; none for an empty text.
+pub fn tokenizer(text: &str) -> Parsed<Option<Tokenizer>> {
+    Ok((!text.is_empty()).then(|| Tokenizer::named(text)))
 }
 
 /// Bytes, such as 25M.
