@@ -231,9 +231,11 @@ impl Opener {
     }
 }
 
-/// The first record of `bytes`: its head, what is sealed, and the tag.
-#[allow(clippy::type_complexity)] // three parts, taken apart at once
-fn whole(bytes: &mut [u8]) -> Result<Option<([u8; HEAD], &mut [u8], [u8; TAG])>, Forged> {
+/// A record's head, what is sealed, and the tag.
+type Record<'a> = ([u8; HEAD], &'a mut [u8], [u8; TAG]);
+
+/// The first record of `bytes`; none until all of it is there.
+fn whole(bytes: &mut [u8]) -> Result<Option<Record<'_>>, Forged> {
     let Some((head, rest)) = bytes.split_first_chunk_mut::<HEAD>() else { return Ok(None) };
     let len = u32::from_le_bytes(*head);
     if len == 0 || len as usize > RECORD {

@@ -24,9 +24,9 @@ pub enum Cipher {
 const KEYS: &str = "AES-256 keys have 32 bytes";
 const LIMITS: &str = "records are far below the limit of the cipher";
 
-/// The tag does not fit.
+/// A tag does not fit.
 #[derive(Debug)]
-pub struct Forged;
+pub struct BadTag;
 
 impl Cipher {
     /// By the library that is faster here.
@@ -66,21 +66,21 @@ impl Cipher {
     }
 
     /// Decrypts `sealed` where it lies.
-    pub fn open(&self, nonce: Nonce, head: Head, sealed: &mut [u8], tag: &[u8; TAG]) -> Result<(), Forged> {
+    pub fn open(&self, nonce: Nonce, head: Head, sealed: &mut [u8], tag: &[u8; TAG]) -> Result<(), BadTag> {
         match self {
             Cipher::Ring(key) => {
                 use ring::aead::{Aad, Nonce};
                 let nonce = Nonce::assume_unique_for_key(nonce);
                 let opened =
                     key.open_in_place_separate_tag(nonce, Aad::from(head), (*tag).into(), sealed, 0..);
-                opened.map(|_| ()).map_err(|_| Forged)
+                opened.map(|_| ()).map_err(|_| BadTag)
             }
             Cipher::AwsLc(key) => {
                 use aws_lc_rs::aead::{Aad, Nonce};
                 let nonce = Nonce::assume_unique_for_key(nonce);
                 key.open_in_place_separate_tag(nonce, Aad::from(head), tag, sealed)
                     .map(|_| ())
-                    .map_err(|_| Forged)
+                    .map_err(|_| BadTag)
             }
         }
     }
@@ -92,7 +92,7 @@ impl Cipher {
         head: Head,
         (sealed, tag): (&mut [u8], &[u8; TAG]),
         to: &mut [u8],
-    ) -> Result<(), Forged> {
+    ) -> Result<(), BadTag> {
         match self {
             Cipher::Ring(_) => {
                 self.open(nonce, head, sealed, tag)?;
@@ -104,7 +104,7 @@ impl Cipher {
                 let nonce = Nonce::assume_unique_for_key(nonce);
                 key.open_separate_gather(nonce, Aad::from(head), sealed, tag, to).map_err(|_| {
                     to.fill(0);
-                    Forged
+                    BadTag
                 })
             }
         }
