@@ -67,7 +67,6 @@ pub fn join(
             session.get_ref().set_deadline(Instant::now() + PARTING);
             // Who does not hear it sees this rank leave.
             let _ = session.send(ABORTED);
-            return Err(given_up());
         }
     }
     let failure = |problem, remedy: &str| Err(Failure { problem, remedy: remedy.into() });
@@ -79,6 +78,7 @@ pub fn join(
         Ok(_) => {
             failure(format!("the answer from {at} is malformed"), "run the same build of nd on all ranks")
         }
+        Err(_) if stop.asked() => Err(given_up()),
         Err(e) => failure(
             format!(
                 "joined at {at}, but the process that gathers the ranks there went away or fell silent ({e})"
