@@ -140,7 +140,7 @@ fn what_cannot_be_made_is_told_to_both_ranks() {
 
 #[test]
 fn locked_memory_that_is_too_little_is_told_with_its_limit() {
-    let words = ["64 KiB for all", "ulimit -l", "limits.conf", "LimitMEMLOCK"];
+    let words = ["mock0", "64 KiB for all", "ulimit -l", "limits.conf", "LimitMEMLOCK"];
     // None can be registered; the first is; queues find none.
     for fault in ["reg_mr", "reg_mr#2+", "create_cq", "create_srq"] {
         let scarce = || Machine::new(2).faults(&format!("mock0/{fault}=ENOMEM")).variable(MEMLOCK, "65536");

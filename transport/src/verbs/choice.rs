@@ -152,7 +152,12 @@ impl Ports {
                 None => Device::open(name, &self.exports),
             };
             let adapter = device.and_then(|device| Adapter::new(&device, rails.count()));
-            equipment.adapters.push(adapter.map(Arc::new).map_err(|e| e.to_string()));
+            // Of memory that may not be locked no device is to blame, but it is this one that goes without.
+            let named = |e: Error| match e.to_string() {
+                why if why.contains(&**name) => why,
+                why => format!("{name}: {why}"),
+            };
+            equipment.adapters.push(adapter.map(Arc::new).map_err(named));
         }
     }
 
