@@ -11,6 +11,10 @@
 //! | Slurm | `SLURM_PROCID SLURM_STEP_NUM_TASKS`/`SLURM_NTASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE` |
 //! | Kubernetes, Indexed Job | `JOB_COMPLETION_INDEX WORLD_SIZE` |
 //!
+//! Slurm gives the script of a batch job a rank and a size too, though no step: that is no rank, `srun` inside it starts
+//! them. Kubernetes tells no pod how many there are: the Job's manifest has to say it in `WORLD_SIZE`, and where rank 0
+//! is in `MASTER_ADDR`.
+//!
 //! Where ranks meet: `MASTER_ADDR` and `MASTER_PORT` (29500 if unsaid, torchrun's default; the next port if torchrun's
 //! own store holds it), else `ND_RENDEZVOUS`, which `rendezvous::join` prefers anyway. With none of them,
 //! ranks of one host meet at an abstract Unix name made of the user and the job; under Slurm on several hosts, at
@@ -252,7 +256,8 @@ impl Names {
             Launcher::Pmix => environment.get("PMIX_NAMESPACE").is_some_and(|n| n.starts_with("slurm.")),
             _ => false,
         } && environment.get("SLURM_PROCID").is_some();
-        set(self.rank) && set(self.size) && !by_slurm
+        let script = self.launcher == Launcher::Slurm && environment.get("SLURM_STEP_ID").is_none();
+        set(self.rank) && set(self.size) && !by_slurm && !script
     }
 }
 
@@ -326,6 +331,7 @@ fn nothing_complete(environment: &Environment) -> Error {
     let set = |names: &'static [&'static str]| names.iter().copied().find(|n| environment.get(n).is_some());
     for names in ALL {
         let (missing, found) = match (set(names.rank), set(names.size)) {
+            (Some(found), Some(_)) if names.launcher == Launcher::Slurm => ("SLURM_STEP_ID", found),
             (Some(found), None) => (names.size[0], found),
             (None, Some(found)) => (names.rank[0], found),
             _ => continue,
@@ -335,7 +341,11 @@ fn nothing_complete(environment: &Environment) -> Error {
             missing,
             "",
             format!("it is not set, although {found}={value} is"),
-            "set it as well, or let a launcher do so: nd-run, torchrun, mpirun, srun",
+            match names.launcher {
+                Launcher::Slurm => "a batch job's script is no rank: start ranks in it with srun",
+                Launcher::Kubernetes => "set it in the Job's manifest to its completions",
+                _ => "set it as well, or let a launcher do so: nd-run, torchrun, mpirun, srun",
+            },
         );
     }
     wrong(

@@ -119,6 +119,28 @@ fn slurm() {
     assert_eq!(from(&pmix).unwrap().launcher, Launcher::Slurm);
 }
 
+/// As printed by `env` in the script of `sbatch -N 2 -n 4` (Slurm 22.05).
+#[test]
+fn the_script_of_a_slurm_job_is_no_rank() {
+    let script = [
+        ("SLURM_PROCID", "0"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_TASKS_PER_NODE", "2(x2)"),
+        ("SLURM_JOB_ID", "3"),
+        ("SLURM_JOB_NODELIST", "node[0-1]"),
+    ];
+    let e = error(&script);
+    assert!(e.starts_with("SLURM_STEP_ID=: it is not set, although SLURM_PROCID=0 is"), "{e}");
+    assert!(e.contains("start ranks in it with srun"), "{e}");
+    let step: Vec<_> = script.into_iter().chain([("SLURM_STEP_ID", "0")]).collect();
+    assert_eq!(from(&step).unwrap().world_size, 4);
+    // Another launcher inside the script counts.
+    let launch = from(&script.into_iter().chain(TORCH.iter().copied()).collect::<Vec<_>>()).unwrap();
+    assert_eq!((launch.launcher, launch.also.len()), (Launcher::Torchrun, 0));
+}
+
 #[test]
 fn the_stronger_launcher_wins_and_says_so() {
     let both: Vec<_> = SLURM.iter().chain(TORCH).copied().collect();
@@ -138,7 +160,9 @@ fn kubernetes() {
     let launch = from(&job).unwrap();
     assert_eq!((launch.rank, launch.launcher), (1, Launcher::Kubernetes));
     assert!(error(&job[..2]).starts_with("MASTER_ADDR="));
-    assert!(error(&job[..1]).contains("WORLD_SIZE=: it is not set, although JOB_COMPLETION_INDEX=1 is"));
+    let e = error(&job[..1]);
+    assert!(e.starts_with("WORLD_SIZE=: it is not set, although JOB_COMPLETION_INDEX=1 is"), "{e}");
+    assert!(e.contains("the Job's manifest"), "{e}");
 }
 
 #[test]

@@ -25,8 +25,19 @@ const STORM: Duration = Duration::from_secs(5);
 const STORM_PART: u32 = 2;
 /// How `nd_transport::secure` words an end without an answer: the root was just ending, or made room for others.
 const CLOSED: &str = "closed the connection";
-/// How long a name may fail to resolve: a cluster's name server learns of new hosts late.
+/// How long a name may fail to resolve, unless more is said: a cluster's name server learns of new hosts late.
 pub const UNRESOLVED: Duration = Duration::from_secs(10);
+
+/// How long a rank waits for the root.
+#[derive(Debug, Clone, Copy)]
+pub struct Waits {
+    /// Until when at most.
+    pub deadline: Instant,
+    /// How long that was when the start began.
+    pub patience: Duration,
+    /// How long the root's name may fail to resolve.
+    pub name: Duration,
+}
 
 /// How long a rank that cannot take part tries to say so, and to whoever else it may concern.
 pub const TELLING_WHY: Duration = Duration::from_secs(5);
@@ -42,15 +53,18 @@ pub fn join(
     addresses: &[Address],
     secret: &Secret,
     make: &mut MakeHello<'_>,
-    (deadline, patience): (Instant, Duration),
+    waits: Waits,
     stop: &Stop,
 ) -> Result<Joined, Failure> {
-    let mut session = connect(addresses, secret, (deadline, patience), stop)?;
+    let mut session = connect(addresses, secret, waits, stop)?;
     let ends_all = ends(session.get_ref(), stop);
     let local_address = session.get_ref().local_ip().filter(|ip| !ip.is_loopback());
     let mut hello = make(local_address);
     let world_size = hello.world_size;
-    let deadline = if hello.card.is_err() { deadline.min(Instant::now() + TELLING_WHY) } else { deadline };
+    let deadline = match hello.card {
+        Ok(_) => waits.deadline,
+        Err(_) => waits.deadline.min(Instant::now() + TELLING_WHY),
+    };
     hello.patience_ms = deadline.saturating_duration_since(Instant::now()).as_millis() as u64;
     session.get_ref().set_deadline(deadline + GRACE);
     let most = world_size.saturating_mul(CARD_MAX + 4).saturating_add(64 << 10);
@@ -97,7 +111,7 @@ fn ends(stream: &Stream, stop: &Stop) -> OnStop {
 fn connect(
     addresses: &[Address],
     secret: &Secret,
-    (deadline, patience): (Instant, Duration),
+    Waits { deadline, patience, name }: Waits,
     stop: &Stop,
 ) -> Result<Session<Stream>, Failure> {
     let started = Instant::now();
@@ -105,7 +119,7 @@ fn connect(
     let mut silent = 0;
     let mut last = String::new();
     loop {
-        for target in targets(addresses, started, &mut last)? {
+        for target in targets(addresses, started + name, &mut last)? {
             let now = Instant::now();
             if now >= deadline && !last.is_empty() {
                 break;
@@ -194,14 +208,15 @@ impl std::fmt::Display for Target {
     }
 }
 
-fn targets(addresses: &[Address], started: Instant, last: &mut String) -> Result<Vec<Target>, Failure> {
+/// Names that do not resolve are passed over until `resolved`, and are an error from then on.
+fn targets(addresses: &[Address], resolved: Instant, last: &mut String) -> Result<Vec<Target>, Failure> {
     let mut targets = Vec::new();
     for address in addresses {
         match address {
             Address::Unix(name) => targets.push(Target::Unix(name.clone())),
             Address::Tcp { .. } => match address.resolve() {
                 Ok(found) => targets.extend(found.into_iter().map(Target::Tcp)),
-                Err(e) if started.elapsed() >= UNRESOLVED => return Err(unresolved(e)),
+                Err(e) if Instant::now() >= resolved => return Err(unresolved(e)),
                 Err(e) => *last = e,
             },
         }

@@ -39,7 +39,7 @@ pub use roll::ranges;
 pub use wire::CARD_MAX;
 
 use crate::config::{Auth, Config};
-use crate::launch::Launch;
+use crate::launch::{Launch, Launcher};
 use crate::{Error, Result};
 use roll::{Failure, Hello};
 use root::Root;
@@ -67,6 +67,9 @@ pub enum Meeting {
         /// Whether the launcher says that all ranks are on this host: then they can meet on loopback, without a
         /// secret, whatever the address.
         one_host: bool,
+        /// Whether the host gets its name only while ranks start, as a pod does: then ranks wait for the name as long
+        /// as for rank 0.
+        late_name: bool,
     },
 }
 
@@ -75,7 +78,7 @@ impl Meeting {
     pub fn on_loopback(&self) -> bool {
         match self {
             Meeting::Invited(_) => false,
-            Meeting::At { address, one_host } => *one_host || address.is_literal_loopback(),
+            Meeting::At { address, one_host, .. } => *one_host || address.is_literal_loopback(),
         }
     }
 }
@@ -88,7 +91,11 @@ impl From<&UniqueId> for Meeting {
 
 impl From<&Launch> for Meeting {
     fn from(launch: &Launch) -> Meeting {
-        Meeting::At { address: launch.rendezvous.clone(), one_host: launch.on_one_host() }
+        Meeting::At {
+            address: launch.rendezvous.clone(),
+            one_host: launch.on_one_host(),
+            late_name: launch.launcher == Launcher::Kubernetes,
+        }
     }
 }
 
@@ -215,15 +222,17 @@ fn meet(
 ) -> Result<Joined, Failure> {
     let patience = deadline.saturating_duration_since(Instant::now());
     let stop = &config.transport.stop;
+    let waits = member::Waits { deadline, patience, name: member::UNRESOLVED };
     match meeting {
-        Meeting::Invited(id) => member::join(id.addresses(), id.secret(), make, (deadline, patience), stop),
-        Meeting::At { address, one_host } => {
+        Meeting::Invited(id) => member::join(id.addresses(), id.secret(), make, waits, stop),
+        Meeting::At { address, one_host, late_name } => {
+            let waits = if late_name { member::Waits { name: patience, ..waits } } else { waits };
             let address = config.rendezvous.clone().unwrap_or(address);
             let (address, secret) = entry(address, one_host, config)?;
             let secret = of_job(secret, &config.job);
             match rank {
                 0 => lead(&address, &secret, make, config, deadline),
-                _ => member::join(&[address], &secret, make, (deadline, patience), stop),
+                _ => member::join(&[address], &secret, make, waits, stop),
             }
         }
     }
@@ -270,7 +279,8 @@ fn lead(
             // Perhaps by another rank 0 of this very job: then it can tell both, and everyone else.
             let (soon, at) =
                 (deadline.min(Instant::now() + Duration::from_secs(2)), std::slice::from_ref(address));
-            let joined = member::join(at, secret, make, (soon, Duration::ZERO), &config.transport.stop);
+            let waits = member::Waits { deadline: soon, patience: Duration::ZERO, name: member::UNRESOLVED };
+            let joined = member::join(at, secret, make, waits, &config.transport.stop);
             let two = |told: &Failure| {
                 told.problem.starts_with("two processes") || told.problem.contains("expects")
             };

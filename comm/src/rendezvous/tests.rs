@@ -12,7 +12,7 @@ fn free_port() -> u16 {
 }
 
 fn loopback(port: u16) -> Meeting {
-    Meeting::At { address: Address::tcp("127.0.0.1", port), one_host: true }
+    Meeting::At { address: Address::tcp("127.0.0.1", port), one_host: true, late_name: false }
 }
 
 /// Joins in a thread; gives up after `seconds`.
@@ -51,7 +51,11 @@ fn sixty_four_ranks_by_every_way() {
         ("tcp", loopback(free_port())),
         (
             "unix",
-            Meeting::At { address: Address::Unix(format!("nd-test-{}", std::process::id())), one_host: true },
+            Meeting::At {
+                address: Address::Unix(format!("nd-test-{}", std::process::id())),
+                one_host: true,
+                late_name: false,
+            },
         ),
         ("id", Meeting::from(&UniqueId::create(&config).unwrap())),
     ] {
@@ -289,15 +293,20 @@ fn a_wrong_secret_is_refused_on_both_sides() {
 
 #[test]
 fn beyond_loopback_a_secret_is_needed() {
-    let meeting = |one_host| Meeting::At { address: Address::tcp("198.51.100.7", 4000), one_host };
+    let meeting =
+        |one_host| Meeting::At { address: Address::tcp("198.51.100.7", 4000), one_host, late_name: false };
     for rank in 0..2 {
         let e = error(start(&meeting(false), rank, 2, &Config::default(), 5.0));
         assert!(e.contains("no secret is set, and 198.51.100.7:4000 is not loopback; set ND_SECRET"), "{e}");
     }
     let port = free_port();
-    all(&Meeting::At { address: Address::tcp("198.51.100.7", port), one_host: true }, 2, &Config::default());
     all(
-        &Meeting::At { address: Address::tcp("127.0.0.1", port), one_host: false },
+        &Meeting::At { address: Address::tcp("198.51.100.7", port), one_host: true, late_name: false },
+        2,
+        &Config::default(),
+    );
+    all(
+        &Meeting::At { address: Address::tcp("127.0.0.1", port), one_host: false, late_name: false },
         2,
         &Config::default().with_auth(Auth::None),
     );
@@ -316,11 +325,36 @@ fn a_port_in_use() {
 
 #[test]
 fn a_name_that_does_not_resolve() {
-    let meeting = Meeting::At { address: Address::tcp("no-such-host.invalid", 4000), one_host: false };
+    let meeting = Meeting::At {
+        address: Address::tcp("no-such-host.invalid", 4000),
+        one_host: false,
+        late_name: false,
+    };
     let config = Config::default().with_auth(Auth::None);
     for rank in 0..2 {
         let e = error(start(&meeting, rank, 2, &config, 0.5));
         assert!(e.contains("no-such-host.invalid does not resolve"), "{e}");
+    }
+}
+
+#[test]
+fn a_pods_name_may_come_as_late_as_rank_0_and_other_names_may_not() {
+    let at = [Address::tcp("no-such-host.invalid", 4000)];
+    let start = |name| {
+        let (deadline, patience) = (Instant::now() + Duration::from_millis(600), Duration::from_millis(600));
+        let waits = member::Waits { deadline, patience, name };
+        let mut make = |_: Option<IpAddr>| unreachable!("nobody answers");
+        member::join(&at, &Secret::random(), &mut make, waits, &Stop::default()).unwrap_err().problem
+    };
+    let late = start(Duration::from_secs(600));
+    assert!(late.starts_with("nobody answered at no-such-host.invalid:4000 within 0.6 s"), "{late}");
+    assert!(late.contains("does not resolve"), "{late}");
+    assert!(start(Duration::ZERO).starts_with("no-such-host.invalid does not resolve"));
+    for (rank, expected) in [("JOB_COMPLETION_INDEX", true), ("RANK", false)] {
+        let pairs = [(rank, "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "job-0.svc")];
+        let launch = Launch::from_environment(&pairs.into_iter().collect()).unwrap();
+        let Meeting::At { late_name, .. } = Meeting::from(&launch) else { unreachable!() };
+        assert_eq!(late_name, expected, "{rank}");
     }
 }
 
