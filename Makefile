@@ -1,11 +1,12 @@
 # `make bench` runs the main job, `make test` everything that must hold, `make fuzz` every parser on bytes of all kinds,
 # `make torture` worlds in which ranks die, `make compare` the comparison with other libraries, `make targets` all of
-# that which has a target, `make predict` the cost model beside measurements. Each installs what it needs first.
+# that which has a target, `make predict` the cost model beside measurements, `make launchers` nd-run, mpirun, srun and
+# a Kubernetes Job on two hosts that are namespaces. Each installs what it needs first.
 
 CARGO ?= cargo
 BENCH ?= allreduce
 
-.PHONY: fuzz bench test torture compare targets predict setup setup-test check unit docs
+.PHONY: fuzz bench test torture compare targets predict launchers setup setup-test setup-launchers check unit docs
 
 bench: setup
 	$(CARGO) build --release --locked -p nd-tools
@@ -35,6 +36,11 @@ torture: setup
 	$(CARGO) build --release --locked -p nd-tests --bin torture
 	@target/release/torture $(if $(SEED),--seed $(SEED)) $(TORTURE)
 
+# The ways to start ranks on several machines, in half a minute; needs root.
+launchers: setup-launchers
+	$(CARGO) build --release --locked -p nd-tools
+	@scripts/launchers
+
 # Every parser of outside bytes, SECONDS_EACH seconds each.
 SECONDS_EACH ?= 60
 fuzz: setup-test
@@ -45,6 +51,9 @@ setup:
 
 setup-test:
 	@scripts/setup test
+
+setup-launchers:
+	@scripts/setup launchers
 
 check:
 	$(CARGO) fmt --all --check
