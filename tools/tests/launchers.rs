@@ -97,3 +97,19 @@ fn with_the_variables_that_torchrun_sets() {
     one_table(&outputs[0], 2);
     assert!(outputs[1].status.success() && outputs[1].stdout.is_empty(), "only rank 0 prints");
 }
+
+#[test]
+fn a_pod_of_an_indexed_job_that_does_not_say_how_many_there_are_is_told_so() {
+    let out = clean(BENCH).args(ARGUMENTS).env("JOB_COMPLETION_INDEX", "1").output().expect("it starts");
+    let errors = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && out.stdout.is_empty(), "it started ranks of its own");
+    assert!(errors.contains("WORLD_SIZE") && errors.contains("the Job's manifest"), "{errors}");
+}
+
+#[test]
+fn in_the_script_of_a_slurm_job_it_starts_its_own_ranks() {
+    let script =
+        [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0"), ("SLURM_JOB_ID", "3")];
+    let out = clean(BENCH).args(ARGUMENTS).args(["--ranks", "2"]).envs(script).output().expect("it starts");
+    one_table(&out, 2);
+}

@@ -94,7 +94,8 @@ impl From<&Launch> for Meeting {
         Meeting::At {
             address: launch.rendezvous.clone(),
             one_host: launch.on_one_host(),
-            late_name: launch.launcher == Launcher::Kubernetes,
+            // In a pod, also where nd-run started the ranks there.
+            late_name: [launch.launcher].iter().chain(&launch.also).any(|l| *l == Launcher::Kubernetes),
         }
     }
 }

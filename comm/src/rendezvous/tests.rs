@@ -350,11 +350,13 @@ fn a_pods_name_may_come_as_late_as_rank_0_and_other_names_may_not() {
     assert!(late.starts_with("nobody answered at no-such-host.invalid:4000 within 0.6 s"), "{late}");
     assert!(late.contains("does not resolve"), "{late}");
     assert!(start(Duration::ZERO).starts_with("no-such-host.invalid does not resolve"));
-    for (rank, expected) in [("JOB_COMPLETION_INDEX", true), ("RANK", false)] {
-        let pairs = [(rank, "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "job-0.svc")];
-        let launch = Launch::from_environment(&pairs.into_iter().collect()).unwrap();
+    let (pod, rank) = (("JOB_COMPLETION_INDEX", "1"), ("RANK", "1"));
+    for (variables, expected) in [(vec![pod], true), (vec![pod, rank], true), (vec![rank], false)] {
+        let rest = [("WORLD_SIZE", "2"), ("MASTER_ADDR", "job-0.svc")];
+        let environment = variables.iter().copied().chain(rest).collect();
+        let launch = Launch::from_environment(&environment).unwrap();
         let Meeting::At { late_name, .. } = Meeting::from(&launch) else { unreachable!() };
-        assert_eq!(late_name, expected, "{rank}");
+        assert_eq!(late_name, expected, "{variables:?}");
     }
 }
 
