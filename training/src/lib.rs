@@ -20,9 +20,12 @@
 //! | [`optim`] | AdamW on shards, gradient norm and clipping, loss scale, learning rate |
 //! | [`data`] | tokens, and which rank sees which at which step — the order is *pure* |
 //! | [`train`] | the loop: from a configuration to a trained model and its metrics |
+//! | [`checkpoint`] | the state of training in files, and on any mesh out of them again |
 //! | `files`, `json` | what must hold of what is read |
 //! | `gguf` | llama.cpp's files |
-//! | `encoding` | how numbers lie in files |
+//! | `encoding`, `tensor_file` | how numbers lie in files, and where in safetensors |
+//! | `runs` | where a part of a tensor lies in the whole — *pure* |
+//! | `agree` | whether all ranks can begin, and have the same |
 //! | `digest` | whether two ranks have read the same — *pure* |
 //! | `kernel` | loops over slices that the operations share, on the CPU |
 //!
@@ -31,6 +34,8 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod agree;
+pub mod checkpoint;
 pub mod context_parallel;
 pub mod data;
 mod digest;
@@ -46,7 +51,9 @@ pub mod mesh;
 pub mod model;
 pub mod ops;
 pub mod optim;
+mod runs;
 pub mod shard;
+mod tensor_file;
 pub mod tensor_parallel;
 pub mod train;
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use nd_training::train::{Config, KEYS, Key};
 
+use super::checkpoints::Task;
 use super::error::Error;
 use super::{files, plot};
 use crate::say;
@@ -20,6 +21,11 @@ Examples:
       a published model with its tokenizer; the folder that is written is one that --init takes
   nd-train --config train.toml lr=3e-4 mesh=dp_replicate=2,dp_shard=4
       settings from a file, two of them replaced
+  nd-train --config train.toml --checkpoint state --checkpoint-every 500 --resume auto
+      the state of training every 500 steps; whatever ends it, the same command goes on from the last, on any mesh
+  nd-train verify state
+  nd-train export state --to mine --dtype bf16
+      whether all that was written is whole, and the model of the last as a folder for --init
   nd-run -n 4 --nnodes 2 --node-rank 0 --rdzv node0:29500 -- nd-train --config train.toml
       under a launcher (ours, torchrun, mpirun, srun) it starts nothing and takes its rank
 
@@ -49,22 +55,40 @@ const OPEN: u64 = u64::MAX;
 const FILE: &str = "config";
 const PRINT: &str = "print-config";
 const PAIRS: &str = "pairs";
+/// What else the program does, with its arguments.
+const VERIFY: &str = "verify";
+const EXPORT: &str = "export";
+const FROM: &str = "from";
+const TO: &str = "to";
+const DTYPE: &str = "dtype";
+
+/// What to do.
+pub enum Asked {
+    /// Train.
+    Train(Box<Config>),
+    /// Something with checkpoints.
+    Checkpoints(Task),
+}
 
 /// From the command line. What is wrong, or help, has been printed when there is nothing to run.
-pub fn read() -> Result<Config, ExitCode> {
+pub fn read() -> Result<Asked, ExitCode> {
     let matches = command().try_get_matches().map_err(|e| {
         let _ = e.print();
         ExitCode::from(e.exit_code() as u8)
     })?;
-    let config = taken(&matches).map_err(|e| {
+    let told = |e: Error| {
         say::error(&e);
         ExitCode::from(e.code())
-    })?;
+    };
+    if let Some(task) = task(&matches).map_err(told)? {
+        return Ok(Asked::Checkpoints(task));
+    }
+    let config = taken(&matches).map_err(told)?;
     if matches.get_flag(PRINT) {
         print!("{}", config.to_toml());
         return Err(ExitCode::SUCCESS);
     }
-    Ok(config)
+    Ok(Asked::Train(Box::new(config)))
 }
 
 fn command() -> Command {
@@ -86,7 +110,27 @@ fn command() -> Command {
         Arg::new(PRINT).long(PRINT).action(ArgAction::SetTrue).help("Print all settings as TOML, and end");
     let pairs =
         Arg::new(PAIRS).value_name("KEY=VALUE").num_args(0..).help("Settings, by the names of the flags");
+    let path =
+        |name: &'static str, about: &'static str| Arg::new(name).value_name("DIR").required(true).help(about);
+    let verify = Command::new(VERIFY)
+        .about(
+            "Looks at every byte of a checkpoint, or of all in a folder; exit code 0 only if all are whole",
+        )
+        .arg(path(FROM, "A checkpoint, or a folder of checkpoints"));
+    let export = Command::new(EXPORT)
+        .about("Writes the model of a checkpoint as Hugging Face lays it out, with its tokenizer")
+        .arg(path(FROM, "A checkpoint, or a folder of checkpoints, of which the last whole one is taken"))
+        .arg(path(TO, "The folder to write; --init takes it").long(TO))
+        .arg(
+            Arg::new(DTYPE)
+                .long(DTYPE)
+                .value_name("f32|bf16|f16")
+                .default_value("f32")
+                .help("Write it in this"),
+        );
     Command::new("nd-train")
+        .subcommands([verify, export])
+        .disable_help_subcommand(true)
         .version(env!("CARGO_PKG_VERSION"))
         .about("Trains a Llama on a text with FSDP, HSDP, tensor and context parallelism, alone or together.")
         .after_help(EXAMPLES)
@@ -96,6 +140,19 @@ fn command() -> Command {
         .arg(file)
         .arg(print)
         .args(KEYS.iter().map(flag))
+}
+
+/// What is asked besides training.
+fn task(matches: &ArgMatches) -> Result<Option<Task>, Error> {
+    let Some((name, matches)) = matches.subcommand() else { return Ok(None) };
+    let text = |name: &str| matches.get_one::<String>(name).map_or("", String::as_str);
+    let from = text(FROM).into();
+    if name == VERIFY {
+        return Ok(Some(Task::Verify(from)));
+    }
+    let mut config = Config::default();
+    config.set("save-dtype", text(DTYPE)).map_err(|e| Error::Usage(format!("--{DTYPE}: {e}")))?;
+    Ok(Some(Task::Export { from, to: text(TO).into(), config: Box::new(config) }))
 }
 
 fn taken(matches: &ArgMatches) -> Result<Config, Error> {

@@ -24,6 +24,17 @@ pub enum Error {
         /// Why.
         error: nd_training::Error,
     },
+    /// Training has begun, and a checkpoint cannot be written; all ranks know it.
+    #[error("{0}")]
+    Checkpoint(nd_training::Error),
+    /// Of the checkpoints that were looked at, so many are not whole.
+    #[error("{damaged} of {all} {} not whole; take away what is damaged, what is half-written goes with the next save", if *damaged == 1 { "is" } else { "are" })]
+    Damaged {
+        /// Not whole.
+        damaged: usize,
+        /// All.
+        all: usize,
+    },
     /// A file cannot be written.
     #[error("cannot write {}: {source}; check {option}", .path.display())]
     File {
@@ -43,6 +54,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// Of a checkpoint that was to be written.
+    pub fn checkpoint(error: nd_training::Error) -> Error {
+        match error {
+            error @ nd_training::Error::Comm(_) => Error::Training(error),
+            error => Error::Checkpoint(error),
+        }
+    }
+
     /// The exit code: 2 for what the user wrote, 1 for what happened.
     pub fn code(&self) -> u8 {
         use nd_training::Error::{Config, File, Mesh};
@@ -56,7 +75,9 @@ impl Error {
 
     /// Whether all ranks know the same, so that it is enough if rank 0 tells it.
     pub fn is_common(&self) -> bool {
-        self.code() == 2 || matches!(self, Error::Step { error: nd_training::Error::NotFinite { .. }, .. })
+        self.code() == 2
+            || matches!(self, Error::Checkpoint(_))
+            || matches!(self, Error::Step { error: nd_training::Error::NotFinite { .. }, .. })
     }
 
     /// Whether it only follows from another rank's.

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `arguments` | the command line, from the table of settings |
+//! | `checkpoints` | `nd-train verify` and `nd-train export` |
 //! | `start` | ranks as processes, or this process as one rank of a launcher's |
 //! | `threads` | how many threads a rank computes with |
 //! | `files` | that nothing which is read is written over |
@@ -13,6 +14,7 @@
 //! | `plot` | the loss as a picture — *pure* but for writing files |
 
 mod arguments;
+mod checkpoints;
 mod error;
 mod files;
 mod groups;
@@ -25,6 +27,7 @@ mod threads;
 
 use std::process::ExitCode;
 
+use self::arguments::Asked;
 use crate::say;
 
 pub use error::Error;
@@ -32,11 +35,15 @@ pub use error::Error;
 /// The whole command.
 pub fn main() -> ExitCode {
     memory::keep();
-    let config = match arguments::read() {
-        Ok(config) => config,
+    let asked = match arguments::read() {
+        Ok(asked) => asked,
         Err(code) => return code,
     };
-    match start::run(&config) {
+    let done = match &asked {
+        Asked::Train(config) => start::run(config),
+        Asked::Checkpoints(task) => checkpoints::run(task),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             if !e.is_silent() {

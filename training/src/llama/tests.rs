@@ -7,13 +7,13 @@ use nd_comm::prelude::Communicator;
 use nd_tests::worlds::each;
 
 use super::plain::{self, Named};
-use super::weights::runs::runs;
 use super::*;
 use crate::context_parallel::{Balance, Form, positions};
 use crate::group::Groups;
 use crate::mesh::{Axis, Mesh};
 use crate::model::{Init, Model, Parameter};
 use crate::ops::Scaling;
+use crate::runs::runs;
 
 const SEQUENCE: usize = 16;
 const SEQUENCES: usize = 2;

@@ -51,6 +51,19 @@ impl AdamW {
         self.moments.iter().map(|m| (m.mean.len() + m.square.len()) * size_of::<f32>()).sum()
     }
 
+    /// The two means of a shard, which are none before the first step.
+    pub fn means(&self, shard: usize) -> [&[f32]; 2] {
+        self.moments.get(shard).map_or([&[], &[]], |moments| [&moments.mean, &moments.square])
+    }
+
+    /// Goes on after so many steps, with the means of shards of these lengths: zeros that are to be filled.
+    pub fn go_on(&mut self, steps: u64, lens: &[usize]) -> impl Iterator<Item = [&mut [f32]; 2]> {
+        self.steps = steps.min(i32::MAX as u64) as i32;
+        let zeros = |&len: &usize| Moments { mean: vec![0.0; len], square: vec![0.0; len] };
+        self.moments = lens.iter().map(zeros).collect();
+        self.moments.iter_mut().map(|moments| [&mut moments.mean[..], &mut moments.square[..]])
+    }
+
     /// Updates the masters by their gradients, each multiplied by `factor` first (clipping, loss scale), at this learning rate.
     /// Shards come in the same order at every step.
     pub fn step(&mut self, shards: &mut [ShardView<'_>], lr: f64, factor: f64) {

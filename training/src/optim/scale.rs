@@ -22,6 +22,16 @@ impl LossScale {
         LossScale { scale: FIRST, good: 0 }
     }
 
+    /// One that goes on with this scale, after so many steps since it last changed.
+    pub fn after(scale: f64, good: u32) -> LossScale {
+        LossScale { scale, good }
+    }
+
+    /// Steps since it last changed.
+    pub fn good(&self) -> u32 {
+        self.good
+    }
+
     /// The scale, a power of two.
     pub fn get(&self) -> f64 {
         self.scale

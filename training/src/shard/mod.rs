@@ -37,6 +37,7 @@
 //! | `gather` | weights are brought together |
 //! | `values`, `reduce` | gradients, before and while they are added up |
 //! | `whole` | whole parameters, for export |
+//! | `state` | what of which parameters lies on a rank, for checkpoints |
 //! | [`memory`] | what memory is for |
 
 mod buckets;
@@ -50,6 +51,7 @@ mod reduce;
 mod run;
 mod seed;
 pub mod sharded;
+mod state;
 mod values;
 mod weights;
 mod whole;
@@ -61,3 +63,4 @@ pub use layout::Piece;
 pub use memory::Memory;
 pub use policy::{Policy, Reshard};
 pub use sharded::{ShardView, Sharded};
+pub use state::Own;

@@ -2,6 +2,7 @@
 
 use nd_comm::prelude::ReduceOp;
 
+use crate::checkpoint::{Fill, Held, Kind};
 use crate::error::{Error, Result};
 use crate::group::Groups;
 use crate::model::Model;
@@ -16,6 +17,17 @@ pub struct Loop<M: Model> {
     scale: Option<LossScale>,
     clip: f64,
     step: u64,
+}
+
+/// What a loop has to go on with, beside what lies in its shards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// Steps that were made.
+    pub step: u64,
+    /// Of these, updates.
+    pub updates: u64,
+    /// Under f16.
+    pub scale: Option<LossScale>,
 }
 
 /// What came of a step; the same on all ranks.
@@ -56,6 +68,57 @@ impl<M: Model> Loop<M> {
     /// The optimizer.
     pub fn optimizer(&self) -> &AdamW {
         &self.optimizer
+    }
+
+    /// How far it has come.
+    pub fn progress(&self) -> Progress {
+        Progress { step: self.step, updates: self.optimizer.steps(), scale: self.scale }
+    }
+
+    /// Calls `each` with what this rank holds: parameters and the optimizer's means of them. Before the first update the means
+    /// are zeros.
+    ///
+    /// # Errors
+    /// Those of `each`.
+    pub fn held<R>(&self, each: impl FnOnce(&[Held<'_>]) -> Result<R>) -> Result<R> {
+        let own = self.sharded.own();
+        let none = self.optimizer.bytes() == 0;
+        let longest = own.iter().map(|own| own.place.len()).max().filter(|_| none);
+        let zeros = vec![0.0; longest.unwrap_or(0)];
+        let held = own.iter().map(|own| {
+            let means = self.optimizer.means(own.unit.0);
+            let mut values = vec![own.masters];
+            if !own.parameter.frozen {
+                values.extend(means.map(|mean| match none {
+                    true => &zeros[..own.place.len()],
+                    false => &mean[own.place.clone()],
+                }));
+            }
+            Held { parameter: own.parameter, range: own.range.clone(), values }
+        });
+        let held: Vec<Held<'_>> = held.collect();
+        each(&held)
+    }
+
+    /// Goes on from where another loop was: `fill` gives the optimizer's means; the parameters are those that the model was made
+    /// with. Under f16 a loop that had no loss scale begins with the usual one.
+    ///
+    /// # Errors
+    /// Those of `fill`.
+    pub fn go_on(&mut self, progress: Progress, fill: &Fill<'_>) -> Result<()> {
+        self.step = progress.step;
+        self.scale = self.scale.map(|scale| progress.scale.unwrap_or(scale));
+        let own = self.sharded.own();
+        let units = self.sharded.units().count();
+        let mut lens = vec![0; units];
+        own.iter().for_each(|own| lens[own.unit.0] = own.unit.1);
+        let mut means: Vec<[&mut [f32]; 2]> = self.optimizer.go_on(progress.updates, &lens).collect();
+        for own in own.iter().filter(|own| !own.parameter.frozen) {
+            for (mean, kind) in means[own.unit.0].iter_mut().zip([Kind::Mean, Kind::Square]) {
+                fill(kind, own.parameter, own.range.clone(), &mut mean[own.place.clone()])?;
+            }
+        }
+        Ok(())
     }
 
     /// The loss scale, under f16.

@@ -15,7 +15,7 @@ use crate::llama::weights::save;
 use crate::llama::{self, Weights};
 
 /// A model that is trained in a moment: 8 sequences of 32 tokens a step, with some dropout.
-fn small(settings: &[(&str, &str)]) -> Config {
+pub(super) fn small(settings: &[(&str, &str)]) -> Config {
     let mut config = Config::default();
     let all = "hidden=32 layers=2 heads=4 kv-heads=2 ffn=48 seq-len=32 batch=8 steps=5 lr=3e-3 seed=5 clip=0.5 \
                weight-decay=0.1 dropout=0.1 mesh=dp_shard=1";
@@ -56,7 +56,7 @@ fn run(ranks: usize, settings: &[(&str, &str)]) -> Rows {
 }
 
 #[track_caller]
-fn close(a: &[(f64, f64)], b: &[(f64, f64)], most: f64, what: &str) {
+pub(super) fn close(a: &[(f64, f64)], b: &[(f64, f64)], most: f64, what: &str) {
     assert_eq!(a.len(), b.len());
     for (step, (a, b)) in a.iter().zip(b).enumerate() {
         let apart = (a.0 / b.0 - 1.0).abs().max((a.1 / b.1 - 1.0).abs());

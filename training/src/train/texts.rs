@@ -8,7 +8,8 @@ use std::time::Duration;
 use nd_comm::prelude::Communicator;
 
 use super::Config;
-use super::agree::{Thing, all_well, same_files};
+use crate::agree::{Thing, all_well, same_files};
+use crate::checkpoint::manifest::{Text, hexadecimal};
 use crate::data::{Cache, Corpus, Encoder, Key, Tokenizer, Tokens, text};
 use crate::digest::digest;
 use crate::error::{Error, Result};
@@ -28,6 +29,8 @@ const SLOWEST: u64 = 50_000;
 pub(super) struct Texts {
     pub training: Tokens,
     pub eval: Option<Tokens>,
+    /// What the text to train on is, and what has made tokens of it.
+    pub seen: Vec<Text>,
 }
 
 /// Where texts, and what makes tokens of them, come from.
@@ -151,7 +154,21 @@ impl Texts {
         same_files(comm, &things)?;
         let mut all = all.into_iter();
         let training = all.next().unwrap_or_else(|| Vec::new().into());
-        Ok(Texts { training, eval: all.next() })
+        let text = |name: &str, [bytes, digest]: [u64; 2]| Text {
+            name: name.into(),
+            bytes,
+            digest: hexadecimal(digest),
+        };
+        let tokenizer =
+            |seen: &Seen| matches!(sources.tokenizer, Tokenizer::File(_)).then(|| text(TOKENIZER, seen[1]));
+        let training_text = |seen: &Seen| match sources.training {
+            Source::Made(seed, len) => text("the text that the program makes", [len as u64, seed]),
+            Source::Files(..) => text(DATA, seen[0]),
+        };
+        let seen = seen
+            .first()
+            .map_or(Vec::new(), |seen| [training_text(seen)].into_iter().chain(tokenizer(seen)).collect());
+        Ok(Texts { training, eval: all.next(), seen })
     }
 }
 

@@ -3,26 +3,28 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use nd_comm::prelude::Communicator;
-use nd_topology::placement::{self, Placement};
+use nd_topology::placement::Placement;
 
-use super::agree::{Thing, all_well, same, same_files};
-use super::place::{placeable, ring};
+use super::origin::{Origin, resumed};
+use super::place::ring;
+use super::plan::{Plan, options, shape};
 use super::spared::{Spared, crossing};
-use super::texts::{Sources, Texts};
-use super::{Config, KEYS, Loop, Placed, Predicted, Row, Sent, place, predict, room};
-use crate::context_parallel::{padding, positions};
-use crate::data::{Deal, MicroBatch, Order, Tokenizer, Tokens, Windows};
-use crate::digest::digest;
+use super::state::About;
+use super::texts::Texts;
+use super::{Config, Loop, Placed, Predicted, Row, Sent, place, predict};
+use crate::agree::{all_well, same, same_files};
+use crate::checkpoint::{self, Saver};
+use crate::context_parallel::positions;
+use crate::data::{Deal, MicroBatch, Order, Tokens, Windows};
 use crate::error::{Error, Result};
 use crate::group::Groups;
-use crate::llama::weights::{Format, has_room, make_room, save};
+use crate::llama::weights::{Format, make_room, save};
 use crate::llama::{self, Llama, Weights};
 use crate::mesh::Mesh;
 use crate::model::{Parameter, Unit};
 use crate::optim::Schedule;
-use crate::shard::Sharded;
 
 /// A run: model, texts and where it is.
 pub struct Trainer {
@@ -37,7 +39,15 @@ pub struct Trainer {
     eval: Option<Text>,
     positions: Vec<u32>,
     schedule: Schedule,
+    /// Steps that were made before.
+    begun: u64,
+    bytes_resumed: u64,
     step: u64,
+    saver: Option<Saver>,
+    /// What the text is, and what has made tokens of it.
+    texts: Vec<checkpoint::manifest::Text>,
+    /// On rank 0, the files that belong to the model.
+    beside: Vec<(String, Vec<u8>)>,
     /// What was sent up to here.
     sent: Vec<Sent>,
     hosts: Vec<Vec<u32>>,
@@ -48,10 +58,10 @@ pub struct Trainer {
 }
 
 /// Tokens, and who gets which.
-struct Text {
-    tokens: Tokens,
-    windows: Windows,
-    deal: Deal,
+pub(super) struct Text {
+    pub tokens: Tokens,
+    pub windows: Windows,
+    pub deal: Deal,
 }
 
 impl Trainer {
@@ -73,17 +83,27 @@ impl Trainer {
         same(comm, &plan.compared(config), "start all ranks with the same settings")?;
         let made = config.save.as_deref().filter(|_| comm.rank() == 0).map_or(Ok(()), make_room);
         all_well(comm, made)?;
+        let saver = config.checkpoint.as_deref().map(|folder| Saver::open(comm, folder, config.keep));
+        let saver = saver.transpose()?;
+        let saved = resumed(comm, config)?;
+        let begun = saved.as_ref().map(|saved| saved.manifest().step);
+        all_well(comm, saver.as_ref().map_or(Ok(()), |saver| saver.begins_after(begun)))?;
         let texts = Texts::read(comm, &plan.sources, plan.model.vocab_size)?;
         let text = plan.text(config, texts.training, config.order);
         plan.check_length(config, text.tokens.len())?;
         let eval = texts.eval.map(|tokens| plan.text(config, tokens, Order::Sequential));
-        let weights = all_well(comm, weights(config))?;
-        let warning = all_well(comm, weights.warning())?.filter(|_| comm.rank() == 0);
-        if let Some(warning) = warning {
-            tracing::warn!("{warning}");
-        }
-        let files = weights.files().map(|files| plan.files(config, &files));
-        same_files(comm, &all_well(comm, files)?)?;
+        let origin = match saved {
+            None => Origin::Weights(weights(comm, config, &plan)?),
+            Some(saved) => {
+                same_files(comm, &plan.files(config, &[]))?;
+                Origin::Saved(saved)
+            }
+        };
+        let beside = match &saver {
+            Some(_) if comm.rank() == 0 => config.tokenizer().files(),
+            _ => Ok(Vec::new()),
+        };
+        let beside = all_well(comm, beside)?;
         let sequence = plan.sequence(config);
         let Plan { mesh, model, .. } = plan;
         let shape = shape(&model, config, &mesh, sequence)?;
@@ -91,8 +111,16 @@ impl Trainer {
         let groups = Groups::new(comm, mesh, &placed.order)?;
         let balance = config.cp_balance;
         let positions = positions(groups.cp().rank(), groups.cp().size(), sequence, balance)?;
-        let origin = weights.describe();
-        let mut training = all_well(comm, begin(config, &model, &groups, &weights))?;
+        let tokens = text.tokens.len() as u64;
+        let about = About { config, model: &model, deal: &text.deal, tokens, texts: &texts.seen };
+        let mut described = origin.describe();
+        if let Origin::Saved(saved) = &origin {
+            let changed = all_well(comm, about.check(saved.manifest()))?;
+            if !changed.is_empty() {
+                described += &format!("; changed since: {}", changed.join(", "));
+            }
+        }
+        let mut training = all_well(comm, origin.begin(config, &model, &groups))?;
         let elements = |unit: &Unit| unit.parameters.iter().map(Parameter::len).sum::<usize>() as f64;
         let units: Vec<(f64, bool)> =
             training.sharded().units().map(|unit| (elements(unit), unit.keep)).collect();
@@ -133,10 +161,15 @@ impl Trainer {
             eval,
             positions,
             schedule,
-            step: 0,
+            begun: begun.unwrap_or(0),
+            bytes_resumed: if let Origin::Saved(saved) = &origin { saved.bytes_read() } else { 0 },
+            step: begun.unwrap_or(0),
+            saver,
+            texts: texts.seen,
+            beside,
             sent: Vec::new(),
             hosts: comm.layout().hosts().to_vec(),
-            origin,
+            origin: described,
             world: comm.clone(),
         })
     }
@@ -171,7 +204,7 @@ impl Trainer {
             tokens_per_s: outcome.tokens as f64 / took,
             eval_loss: if measured { self.evaluate()? } else { None },
             sent: Sent::since(&self.sent, &before),
-            predicted: if self.step == 1 { self.predicted.clone() } else { Vec::new() },
+            predicted: if self.step == self.begun + 1 { self.predicted.clone() } else { Vec::new() },
             loss_scale: self.training.loss_scale(),
             skipped: outcome.skipped,
         })
@@ -200,6 +233,34 @@ impl Trainer {
         let ledger = self.groups.ledger().clone();
         let loss = ledger.aside(|| self.training.evaluate(batches.into_iter(), tokens))?;
         Ok(Some(loss))
+    }
+
+    /// Steps that were made before this run.
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// Bytes of tensors that this rank has read of the checkpoint that it goes on from.
+    pub fn bytes_resumed(&self) -> u64 {
+        self.bytes_resumed
+    }
+
+    /// Writes a checkpoint if one is due after the last step that was made, and says where. All ranks call this.
+    ///
+    /// # Errors
+    /// As [`Saver::save`].
+    pub fn checkpoint(&mut self) -> Result<Option<PathBuf>> {
+        let every = self.config.checkpoint_every;
+        let due = self.done() || every > 0 && self.step.is_multiple_of(every);
+        let Some(saver) = self.saver.as_mut().filter(|_| due && self.step > self.begun) else {
+            return Ok(None);
+        };
+        let tokens = self.text.tokens.len() as u64;
+        let (config, model, deal, texts) = (&self.config, &self.model, &self.text.deal, &self.texts[..]);
+        let about = About { config, model, deal, tokens, texts };
+        let progress = self.training.progress();
+        let manifest = about.manifest(self.groups.mesh(), progress, self.training.sharded().units());
+        self.training.held(|held| saver.save(manifest, &self.beside, held)).map(Some)
     }
 
     /// Writes the model into the folder of `save`, with its tokenizer if it has one; nothing where none is named. All ranks call
@@ -319,183 +380,18 @@ impl Trainer {
     }
 }
 
-/// What a rank finds out by itself, before it reads texts and weights.
-struct Plan {
-    mesh: Mesh,
-    model: llama::Config,
-    /// Sequences of a micro-batch, and micro-batches of a step.
-    batching: (usize, usize),
-    sources: Sources,
-}
-
-impl Plan {
-    fn new(config: &Config, ranks: usize, local_ranks: usize) -> Result<Plan> {
-        config.check()?;
-        let sources = Sources::new(config)?;
-        let mesh = Mesh::parse(&config.mesh, ranks)?;
-        let batching = config.batching(&mesh)?;
-        let model = match &config.init {
-            Some(folder) => llama::Config::open(folder)?,
-            None => llama::Config {
-                vocab_size: config.tokenizer().vocabulary()?,
-                hidden_size: config.hidden,
-                intermediate_size: config.ffn,
-                num_hidden_layers: config.layers,
-                num_attention_heads: config.heads,
-                num_key_value_heads: config.kv_heads,
-                head_dim: config.hidden / config.heads,
-                ..llama::Config::default()
-            },
-        };
-        let plan = Plan { mesh, model, batching, sources };
-        if let Some(tokens) = plan.sources.tokens_known() {
-            plan.check_length(config, tokens)?;
-        }
-        room::check(&plan.model, config, &mesh, local_ranks)?;
-        Llama::check(&plan.model, &options(config), &mesh)?;
-        let sequence = plan.sequence(config);
-        placeable(&mesh, &shape(&plan.model, config, &mesh, sequence)?)?;
-        if let Some(path) = &config.init {
-            Weights::are_in(path)?;
-        }
-        if let Some(folder) = &config.save {
-            has_room(folder)?;
-        }
-        Ok(plan)
-    }
-
-    /// Tokens of a sequence, and padding.
-    fn sequence(&self, config: &Config) -> usize {
-        config.seq_len + padding(config.seq_len, &self.mesh)
-    }
-
-    /// Refuses a text that has not as many sequences as a step takes.
-    fn check_length(&self, config: &Config, tokens: usize) -> Result<()> {
-        let ranks = self.mesh.data_parallel_size();
-        let sequences = Windows::new(tokens, config.seq_len).count();
-        let batch = (self.batching.0 * self.batching.1 * ranks) as u64;
-        if tokens > config.seq_len && batch <= sequences {
-            return Ok(());
-        }
-        Err(Error::Config(format!(
-            "the text has {tokens} token{}, {sequences} sequence{} of seq-len + 1 = {}, and a step takes {batch} (micro-batch × \
-             accumulation × {ranks} data-parallel rank{}); lower --seq-len or --batch, or give a longer text",
-            plural(tokens),
-            plural(sequences as usize),
-            config.seq_len.saturating_add(1),
-            plural(ranks)
-        )))
-    }
-
-    fn text(&self, config: &Config, tokens: Tokens, order: Order) -> Text {
-        let windows = Windows::new(tokens.len(), config.seq_len);
-        let deal = Deal {
-            windows: windows.count(),
-            order,
-            seed: config.seed,
-            micro_batch: self.batching.0 as u64,
-            accumulation: self.batching.1 as u64,
-            ranks: self.mesh.data_parallel_size() as u64,
-        };
-        Text { tokens, windows, deal }
-    }
-
-    /// The settings that all ranks must have alike; where files are is each host's own.
-    fn compared(&self, config: &Config) -> Vec<Thing> {
-        const OWN: [&str; 10] = [
-            "init",
-            "data",
-            "eval-data",
-            "data-cache",
-            "tokenizer",
-            "metrics",
-            "plot",
-            "save",
-            "ranks",
-            "threads",
-        ];
-        let settings = KEYS.iter().filter(|key| !OWN.contains(&key.name));
-        let mut all: Vec<_> = settings.map(|key| Thing::new(key.name, (key.get)(config))).collect();
-        let tokens = if config.tokenizer() == Tokenizer::Bytes { "bytes" } else { "by a file" };
-        let weights = if config.init.is_some() { "from files (--init)" } else { "drawn by seed" };
-        let saved = if config.save.is_some() { "written at the end (--save)" } else { "not written" };
-        all.extend([
-            Thing::new("tokens", tokens),
-            Thing::new("weights", weights),
-            Thing::new("the model", saved),
-        ]);
-        all
-    }
-
-    /// The files of the model, which lie in folders of any name.
-    fn files(&self, config: &Config, weights: &[(PathBuf, u64, u64)]) -> Vec<Thing> {
-        let Some(path) = &config.init else { return Vec::new() };
-        // Whether keys that mean nothing here are the same is of no interest.
-        let (path, name) = match path.is_dir() {
-            true => (path.join("config.json"), "config.json"),
-            false => (path.clone(), "settings"),
-        };
-        let shape = self.model.to_json();
-        let value = format!("{}: {}", path.display(), shape.split_whitespace().collect::<Vec<_>>().join(" "));
-        let config = Thing { name: name.into(), value, key: digest(0, shape.as_bytes()) };
-        let weights = weights.iter().map(|(path, bytes, contents)| {
-            let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-            Thing::file(name, path, *bytes, *contents)
-        });
-        std::iter::once(config).chain(weights).collect()
-    }
-}
-
-/// What the word for so many things ends with.
-fn plural(count: usize) -> &'static str {
-    if count == 1 { "" } else { "s" }
-}
-
-/// Where the weights come from.
-fn weights(config: &Config) -> Result<Weights> {
-    match &config.init {
-        Some(path) if Weights::are_in(path)? => Weights::open(path),
-        _ => Ok(Weights::random(config.seed)),
-    }
-}
-
-/// The model, and this rank's shards of it.
-fn begin(config: &Config, model: &llama::Config, groups: &Groups, weights: &Weights) -> Result<Loop<Llama>> {
-    let llama = Llama::new(model.clone(), options(config), groups)?;
-    let fill = |parameter: &Parameter, range: std::ops::Range<usize>, out: &mut [f32]| {
-        weights.fill(parameter, range, out)
+/// The weights that a run begins with, the same on all ranks.
+fn weights(comm: &Communicator, config: &Config, plan: &Plan) -> Result<Weights> {
+    let opened = match &config.init {
+        Some(path) => Weights::are_in(path).and_then(|are| are.then(|| Weights::open(path)).transpose()),
+        None => Ok(None),
     };
-    let sharded = Sharded::new(llama, groups, config.policy(), &fill)?;
-    Ok(Loop::new(sharded, groups, config.adamw, config.clip, config.dtype == DType::F16))
-}
-
-fn options(config: &Config) -> llama::Options {
-    llama::Options {
-        sequence_parallel: config.sequence_parallel,
-        kv_replicas: config.kv_replicas,
-        dropout: config.dropout,
-        seed: config.seed,
-        attention: config.cp_form,
-        balance: config.cp_balance,
-        freeze: config.freeze.clone(),
+    let weights = all_well(comm, opened)?.unwrap_or_else(|| Weights::random(config.seed));
+    let warning = all_well(comm, weights.warning())?.filter(|_| comm.rank() == 0);
+    if let Some(warning) = warning {
+        tracing::warn!("{warning}");
     }
-}
-
-/// The model as placement sees it.
-fn shape(model: &llama::Config, config: &Config, mesh: &Mesh, sequence: usize) -> Result<placement::Model> {
-    let (micro_batch, accumulation) = config.batching(mesh)?;
-    Ok(placement::Model {
-        name: "this Llama".into(),
-        layers: model.num_hidden_layers as u64,
-        hidden: model.hidden_size as u64,
-        ffn: model.intermediate_size as u64,
-        heads: model.num_attention_heads as u64,
-        kv_heads: model.num_key_value_heads as u64,
-        vocab: model.vocab_size as u64,
-        sequence: sequence as u64,
-        micro_batch: micro_batch as u64,
-        accumulation: accumulation as u64,
-        weight_bytes: config.dtype.size_in_bytes() as u64,
-        gradient_bytes: config.reduce_dtype.size_in_bytes() as u64,
-    })
+    let files = weights.files().map(|files| plan.files(config, &files));
+    same_files(comm, &all_well(comm, files)?)?;
+    Ok(weights)
 }

@@ -2,7 +2,6 @@
 
 pub(super) mod checkpoint;
 mod layout;
-pub(super) mod runs;
 mod safetensors;
 mod save;
 
@@ -13,11 +12,11 @@ pub use save::{Format, has_room, make_room, save};
 
 use self::checkpoint::Checkpoint;
 use self::layout::Layout;
-use self::runs::runs;
 use super::{Config, gguf};
 use crate::error::{Error, Result};
 use crate::model::{Init, Parameter};
 use crate::ops::random::Random;
+use crate::runs::runs;
 
 /// What parameters hold before training. Every rank fills its own part of its own shard and touches nothing else.
 pub struct Weights {

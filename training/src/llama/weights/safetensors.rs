@@ -1,23 +1,18 @@
 //! A model in the safetensors format.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::Dtype;
 use serde::Deserialize;
 
 use super::checkpoint::{Checkpoint, Rows, Stored, file_error};
 use super::layout::Layout;
-use crate::digest::digest;
 use crate::encoding::Encoding;
 use crate::error::Result;
 use crate::llama::Config;
+use crate::tensor_file::{Placed, TensorFile};
 use crate::{files, json};
-
-/// Longest header that is read: that of the format's own library.
-const LONGEST_HEADER: u64 = 100_000_000;
 
 /// The part of `model.safetensors.index.json` that matters.
 #[derive(Deserialize)]
@@ -62,46 +57,18 @@ fn read_index(checkpoint: &mut Checkpoint, dir: &Path, path: &Path) -> Result<()
 }
 
 fn read_header(checkpoint: &mut Checkpoint, path: &Path) -> Result<()> {
-    let error = |problem: String| file_error(path, problem);
-    let file = files::regular(path).and_then(|()| File::open(path)).map_err(|e| error(e.to_string()))?;
-    let length = file.metadata().map_err(|e| error(e.to_string()))?.len();
-    let mut size = [0; 8];
-    file.read_exact_at(&mut size, 0).map_err(|_| error(format!("{length} bytes are no safetensors file")))?;
-    let size = u64::from_le_bytes(size);
-    if size > LONGEST_HEADER || size > length.saturating_sub(8) {
-        return Err(error(format!(
-            "its header has {size} bytes and the file {length}: it is no safetensors file"
-        )));
-    }
-    let mut header = vec![0; size as usize];
-    file.read_exact_at(&mut header, 8).map_err(|e| error(e.to_string()))?;
-    json::check(&header).map_err(|e| error(format!("its header: {e}; write the file again")))?;
-    let metadata: Metadata =
-        serde_json::from_slice(&header).map_err(|e| error(format!("its header: {e}")))?;
-    let expected = 8 + size + metadata.data_len() as u64;
-    if length != expected {
-        return Err(error(format!("it has {length} bytes and should have {expected}: copy it again")));
-    }
-    let tensors = metadata.tensors();
-    let stored = tensors.iter().map(|(name, info)| {
-        let encoding = match info.dtype {
+    let TensorFile { file, bytes, digest, tensors } = TensorFile::open(path)?;
+    let stored = tensors.into_iter().map(|(name, placed)| {
+        let encoding = match placed.dtype {
             Dtype::F32 => Ok(Encoding::F32),
             Dtype::F16 => Ok(Encoding::F16),
             Dtype::BF16 => Ok(Encoding::BF16),
             other => Err(other.to_string()),
         };
-        let (start, end) = info.data_offsets;
-        let stored = Stored {
-            file: 0,
-            shape: info.shape.clone(),
-            encoding,
-            start: 8 + size + start as u64,
-            bytes: (end - start) as u64,
-            rows: Rows::InOrder,
-        };
-        (name.clone(), stored)
+        let Placed { shape, start, bytes, .. } = placed;
+        (name, Stored { file: 0, shape, encoding, start, bytes, rows: Rows::InOrder })
     });
-    checkpoint.add(path, (file, length, digest(0, &header)), stored)
+    checkpoint.add(path, (file, bytes, digest), stored)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use candle_core::DType;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 
 use super::checkpoint::file_error;
 use super::layout::Layout;
@@ -14,6 +14,7 @@ use crate::encoding::Encoding;
 use crate::error::{Error, Result};
 use crate::llama::Config;
 use crate::model::{Init, Parameter};
+use crate::tensor_file::header;
 
 /// Bytes of tensors in a file at most, unless one tensor alone has more: as Hugging Face's libraries do it.
 const LARGEST: usize = 5_000_000_000;
@@ -133,9 +134,8 @@ fn write(
     encoding: Encoding,
     fill: &mut dyn FnMut(&Parameter, &mut [f32]) -> Result<()>,
 ) -> Result<(), Stop> {
-    let header = header(tensors, encoding);
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(header.as_bytes())?;
+    let named = tensors.iter().map(|(name, shape, _)| (name.as_str(), shape.as_slice()));
+    file.write_all(&header(named, encoding))?;
     let (mut elements, mut bytes) = (Vec::new(), Vec::new());
     for (name, shape, init) in tensors {
         let parameter = Parameter::whole(name, shape, *init);
@@ -147,23 +147,6 @@ fn write(
         file.write_all(&bytes)?;
     }
     Ok(())
-}
-
-/// What a file begins with: types, shapes and places, padded so that the tensors lie at multiples of eight bytes.
-fn header(tensors: &[Tensor], encoding: Encoding) -> String {
-    let mut entries = Map::from_iter([("__metadata__".to_owned(), json!({ "format": "pt" }))]);
-    let mut start = 0;
-    for (name, shape, _) in tensors {
-        let end = start + shape.iter().product::<usize>() * encoding.bytes();
-        entries.insert(
-            name.clone(),
-            json!({ "dtype": encoding.to_string(), "shape": shape, "data_offsets": [start, end] }),
-        );
-        start = end;
-    }
-    let mut header = Value::Object(entries).to_string();
-    header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
-    header
 }
 
 /// What stops the writing of a file: the file, or who gives what is written.

@@ -105,6 +105,14 @@ keys! {
         "prefetch" "BOOL" prefetch: flag, "Gather the weights of the next block while one computes";
         "bucket-bytes" "SIZE" bucket_bytes: size, "With zero 0 to 2: how large the pieces are in which gradients are reduced";
     }
+    "Checkpoints" {
+        "checkpoint" "DIR" checkpoint: path,
+            "Write the state of training into this folder, which all ranks see, after the last step and every --checkpoint-every";
+        "checkpoint-every" "STEPS" checkpoint_every: count, "How often; 0: after the last step";
+        "keep" "N" keep: positive, "How many checkpoints stay: older ones are removed when a new one is whole";
+        "resume" "DIR|auto" resume: path,
+            "Go on from this checkpoint, or from the last whole one of this folder, on this or another mesh; `auto`: from the last of --checkpoint, or from the beginning if it has none";
+    }
     "Run" {
         "seed" "N" seed: count, "Decides weights, order and dropout";
         "metrics" "FILE.jsonl" metrics: path, "Write one row of JSON a step: step, loss, grad_norm, lr, tokens_per_s";

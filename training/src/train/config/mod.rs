@@ -5,7 +5,7 @@ mod keys;
 mod read;
 mod values;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use candle_core::DType;
 
@@ -116,6 +116,14 @@ pub struct Config {
     pub save: Option<PathBuf>,
     /// What its numbers are written in.
     pub save_dtype: DType,
+    /// The folder that checkpoints are written into.
+    pub checkpoint: Option<PathBuf>,
+    /// Steps between them; 0: only at the end.
+    pub checkpoint_every: u64,
+    /// How many of them stay.
+    pub keep: usize,
+    /// A checkpoint, or a folder of some, to go on from; `auto`: that of `checkpoint`, if it has any.
+    pub resume: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -168,12 +176,18 @@ impl Default for Config {
             plot: None,
             save: None,
             save_dtype: DType::F32,
+            checkpoint: None,
+            checkpoint_every: 0,
+            keep: 3,
+            resume: None,
         }
     }
 }
 
 /// What this calls a model's sizes.
 const NAMES: llama::Names = llama::Names { hidden: "hidden", heads: "heads", kv_heads: "kv-heads" };
+/// What is said to go on from wherever the run itself has come.
+const AUTO: &str = "auto";
 /// Sequences of a micro-batch where nothing is said.
 const MICRO_BATCH: usize = 4;
 /// Sequences of a step, which are counted in 32 bits.
@@ -245,6 +259,14 @@ impl Config {
         self.data_cache.clone().or_else(of_user)
     }
 
+    /// The folder to go on from, and whether one without a checkpoint will do.
+    pub fn resumed(&self) -> Option<(&Path, bool)> {
+        match (&self.resume, &self.checkpoint) {
+            (Some(path), Some(folder)) if path == Path::new(AUTO) => Some((folder, true)),
+            (resume, _) => resume.as_deref().map(|path| (path, false)),
+        }
+    }
+
     /// How shards are kept.
     pub fn policy(&self) -> Policy {
         Policy {
@@ -298,6 +320,21 @@ impl Config {
                 "save-dtype={}: nothing is written; name a folder with --save",
                 self.save_dtype.as_str()
             ));
+        }
+        if self.checkpoint.is_none() {
+            let without = ["checkpoint-every", "keep"]
+                .into_iter()
+                .filter_map(|name| KEYS.iter().find(|key| key.name == name));
+            if let Some(key) = without.into_iter().find(|key| (key.get)(self) != (key.get)(&default)) {
+                return wrong(format!(
+                    "{}={}: no checkpoints are written; name a folder with --checkpoint",
+                    key.name,
+                    (key.get)(self)
+                ));
+            }
+            if self.resume.as_deref() == Some(Path::new(AUTO)) {
+                return wrong("resume=auto goes on from the folder of --checkpoint; name one".into());
+            }
         }
         if self.zero < 3 && self.reshard != Reshard::Always {
             return wrong(format!(
@@ -354,6 +391,17 @@ mod tests {
         assert!(never.check().unwrap_err().to_string().contains("--eval-data"));
         let unsaved = Config { save_dtype: DType::BF16, ..Config::default() };
         assert!(unsaved.check().unwrap_err().to_string().contains("save-dtype=bf16: nothing is written"));
+        for (key, value) in [("keep", "2"), ("checkpoint-every", "5"), ("resume", "auto")] {
+            let mut config = Config::default();
+            config.set(key, value).unwrap();
+            let error = config.check().unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("{key}={value}")) && error.contains("--checkpoint"),
+                "{error}"
+            );
+            config.checkpoint = Some("folder".into());
+            config.check().unwrap();
+        }
         config.set("zero", "1").unwrap();
         config.set("reshard", "never").unwrap();
         assert!(config.check().unwrap_err().to_string().contains("reshard=never"));

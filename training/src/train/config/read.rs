@@ -9,7 +9,7 @@ use super::{Config, KEYS, Key, deepspeed};
 use crate::error::{Error, Result};
 
 /// Other names that people know keys by: Hugging Face's, Accelerate's and Axolotl's.
-const OTHERS: [(&str, &str); 13] = [
+const OTHERS: [(&str, &str); 16] = [
     ("learning-rate", "lr"),
     ("max-steps", "steps"),
     ("warmup-steps", "warmup"),
@@ -23,6 +23,9 @@ const OTHERS: [(&str, &str); 13] = [
     ("gradient-checkpointing", "checkpoint-activations"),
     ("activation-checkpointing", "checkpoint-activations"),
     ("zero-stage", "zero"),
+    ("resume-from-checkpoint", "resume"),
+    ("save-steps", "checkpoint-every"),
+    ("save-total-limit", "keep"),
 ];
 
 /// Names of single axes of the mesh.

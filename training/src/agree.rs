@@ -14,7 +14,7 @@ const MESSAGE: usize = 1024;
 ///
 /// # Errors
 /// The rank's own, or [`Error::Config`] with the first one's number and message; of communication.
-pub fn all_well<T>(comm: &Communicator, own: Result<T>) -> Result<T> {
+pub(crate) fn all_well<T>(comm: &Communicator, own: Result<T>) -> Result<T> {
     let mut first = [if own.is_ok() { u64::MAX } else { comm.rank() as u64 }];
     comm.all_reduce(&mut first, ReduceOp::Min)?;
     if first[0] == u64::MAX {
@@ -30,7 +30,7 @@ pub fn all_well<T>(comm: &Communicator, own: Result<T>) -> Result<T> {
 
 /// Something that all ranks must have alike.
 #[derive(Debug, Clone)]
-pub(super) struct Thing {
+pub(crate) struct Thing {
     /// Its name, the same on all ranks: `seed`, `model.safetensors`.
     pub name: String,
     /// What it is, for people.
@@ -58,7 +58,7 @@ impl Thing {
 /// # Errors
 /// [`Error::Config`], the same on all ranks: the first thing that is not the same, which ranks on which hosts have what, and
 /// `remedy`.
-pub(super) fn same(comm: &Communicator, things: &[Thing], remedy: &str) -> Result<()> {
+pub(crate) fn same(comm: &Communicator, things: &[Thing], remedy: &str) -> Result<()> {
     let own: Vec<u64> = things.iter().map(|thing| thing.key).collect();
     let mut all = vec![0; own.len() * comm.world_size()];
     comm.all_gather(&own, &mut all)?;
@@ -85,7 +85,7 @@ pub(super) fn same(comm: &Communicator, things: &[Thing], remedy: &str) -> Resul
 }
 
 /// As [`same`], of files, which may be others from rank to rank.
-pub(super) fn same_files(comm: &Communicator, files: &[Thing]) -> Result<()> {
+pub(crate) fn same_files(comm: &Communicator, files: &[Thing]) -> Result<()> {
     let names: Vec<&str> = files.iter().map(|file| &*file.name).collect();
     let names = match &names[..] {
         [] => "none".to_owned(),

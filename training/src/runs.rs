@@ -6,7 +6,7 @@ use crate::model::Parameter;
 
 /// Elements that lie together in both.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::llama) struct Run {
+pub(crate) struct Run {
     /// Where the first lies in the whole tensor, flattened.
     pub start: usize,
     /// Where they go in what was asked for.
@@ -14,7 +14,7 @@ pub(in crate::llama) struct Run {
 }
 
 /// The runs that elements `range` of a rank's part, flattened, are made of.
-pub(in crate::llama) fn runs(parameter: &Parameter, range: Range<usize>) -> impl Iterator<Item = Run> {
+pub(crate) fn runs(parameter: &Parameter, range: Range<usize>) -> impl Iterator<Item = Run> {
     let shape = &parameter.shape;
     let whole: usize = shape.iter().product();
     // Of each `stride` elements of the whole, the part has `len` that begin at `offset`.
