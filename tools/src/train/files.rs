@@ -1,11 +1,13 @@
 //! That nothing which is read is written over.
 
 use std::fs::{self, File, TryLockError};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nd_training::data::Tokenizer;
 use nd_training::train::Config;
+use serde::Deserialize;
 
 use super::error::Error;
 
@@ -28,10 +30,11 @@ pub fn apart(config: &Config, settings: Option<&Path>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A file for this run alone, emptied once it is: two runs that wrote one at the same time would mix their rows.
-pub fn alone(path: &Path, flag: &str) -> Result<File, Error> {
+/// A file for this run alone: two runs that wrote one at the same time would mix their rows. Once it is, it is emptied, but for
+/// the rows of steps up to `step`, after which this run goes on.
+pub fn alone(path: &Path, flag: &str, step: u64) -> Result<File, Error> {
     let failed = |e| Error::Usage(format!("cannot write {}: {e}; check {flag}", path.display()));
-    let file = File::options().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+    let mut file = File::options().create(true).truncate(false).write(true).open(path).map_err(failed)?;
     // A pipe or a device may have several that write to it, and has no length.
     if !file.metadata().is_ok_and(|data| data.is_file()) {
         return Ok(file);
@@ -46,8 +49,26 @@ pub fn alone(path: &Path, flag: &str) -> Result<File, Error> {
         // A file system without locks.
         Err(TryLockError::Error(_)) | Ok(()) => {}
     }
-    file.set_len(0).map_err(failed)?;
+    let kept = if step > 0 { kept(path, step).map_err(failed)? } else { 0 };
+    file.set_len(kept).and_then(|()| file.seek(SeekFrom::End(0))).map_err(failed)?;
     Ok(file)
+}
+
+/// Bytes of the rows of a file up to that of a step, in order; what follows a line that is none is not looked at.
+fn kept(path: &Path, step: u64) -> io::Result<u64> {
+    #[derive(Deserialize)]
+    struct Row {
+        step: u64,
+    }
+    let (mut rows, mut line, mut kept) = (BufReader::new(File::open(path)?), Vec::new(), 0);
+    loop {
+        line.clear();
+        let bytes = rows.read_until(b'\n', &mut line)?;
+        match serde_json::from_slice(&line) {
+            Ok(Row { step: of }) if of <= step && line.ends_with(b"\n") => kept += bytes as u64,
+            _ => return Ok(kept),
+        }
+    }
 }
 
 /// Every file that is read, with what it is.
@@ -133,15 +154,34 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.jsonl");
         fs::write(&path, "old").unwrap();
-        let file = alone(&path, "--metrics").unwrap();
+        let file = alone(&path, "--metrics", 0).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"");
         fs::write(&path, "row").unwrap();
-        let error = alone(&path, "--metrics").unwrap_err();
+        let error = alone(&path, "--metrics", 0).unwrap_err();
         assert!(error.to_string().contains("another nd-train") && error.code() == 2, "{error}");
         assert_eq!(fs::read(&path).unwrap(), b"row");
         drop(file);
-        alone(&path, "--metrics").unwrap();
-        let error = alone(&folder.path().join("none/m"), "--metrics").unwrap_err();
+        alone(&path, "--metrics", 0).unwrap();
+        let error = alone(&folder.path().join("none/m"), "--metrics", 0).unwrap_err();
         assert!(error.to_string().contains("--metrics") && error.code() == 2, "{error}");
+    }
+    #[test]
+    fn rows_of_steps_that_were_made_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let (first, second, third) = ("{\"step\":1,\"loss\":2}\n", "{\"step\":2}\n", "{\"step\":3}\n");
+        for (before, step, after) in [
+            (vec![first, second, third], 2, vec![first, second]),
+            (vec![first, second, third], 9, vec![first, second, third]),
+            (vec![first, second, "{\"step\":3}"], 9, vec![first, second]),
+            (vec![first, "{\"ste", "\n", second], 9, vec![first]),
+            (vec!["other\n", first], 9, vec![]),
+            (vec![first], 0, vec![]),
+        ] {
+            fs::write(&path, before.concat()).unwrap();
+            let mut file = alone(&path, "--metrics", step).unwrap();
+            io::Write::write_all(&mut file, b"next").unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), after.concat() + "next", "{before:?}, {step}");
+        }
     }
 }

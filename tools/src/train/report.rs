@@ -31,7 +31,7 @@ impl Report {
     pub fn begin(config: &Config, trainer: &mut Trainer) -> Result<Report, Error> {
         let metrics = match &config.metrics {
             None => None,
-            Some(path) => Some(BufWriter::new(files::alone(path, "--metrics")?)),
+            Some(path) => Some(BufWriter::new(files::alone(path, "--metrics", trainer.begun())?)),
         };
         let mesh = trainer.groups().mesh();
         let (ranks, parameters) = (mesh.world(), trainer.model().parameters());
@@ -55,7 +55,7 @@ impl Report {
             title,
             subtitle,
             metrics,
-            bar: bar(config.steps),
+            bar: bar(config.steps, trainer.begun()),
             rows: Vec::new(),
             began: Instant::now(),
         };
@@ -84,7 +84,11 @@ impl Report {
             file.write_all(b"\n").and_then(|()| file.flush()).map_err(failed)?;
         }
         let every = self.config.steps.div_ceil(PRINTED).max(1);
-        if row.skipped || row.step == 1 || row.step.is_multiple_of(every) || row.step == self.config.steps {
+        if row.skipped
+            || self.rows.is_empty()
+            || row.step.is_multiple_of(every)
+            || row.step == self.config.steps
+        {
             let eval = row.eval_loss.map_or(String::new(), |loss| format!("  other text {loss:.4}"));
             let eval = match (row.skipped, row.loss_scale) {
                 (true, Some(scale)) => {
@@ -122,6 +126,9 @@ impl Report {
                 seconds * 1000.0 / self.rows.len() as f64
             );
         }
+        if let Some(folder) = &self.config.checkpoint {
+            text += &format!("Checkpoints: {}\n", folder.display());
+        }
         if let Some(folder) = &self.config.save {
             text += &format!("The model: {}\n", folder.display());
         }
@@ -149,13 +156,13 @@ impl Report {
 }
 
 /// On a terminal.
-fn bar(steps: u64) -> Option<ProgressBar> {
+fn bar(steps: u64, begun: u64) -> Option<ProgressBar> {
     let bar = stderr()
         .is_terminal()
         .then(|| ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr()))?;
     let style =
         ProgressStyle::with_template("{wide_bar:.cyan} {pos}/{len}  {msg}  {elapsed} of about {duration}");
-    Some(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+    Some(bar.with_position(begun).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
 }
 
 /// What the word for so many things ends with.

@@ -10,10 +10,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{nd_train, text};
 
 /// Nothing that is waited for takes so long.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The processes whose parent is this one.
-fn children(parent: u32) -> Vec<Pid> {
+pub(super) fn children(parent: u32) -> Vec<Pid> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
@@ -62,7 +62,7 @@ fn trains(folder: &Path, settings: &[&str], environment: &[(&str, &OsStr)]) -> C
 }
 
 /// What it said before it ended, which it does soon; it is ended if it does not.
-fn output(mut child: Child) -> Output {
+pub(super) fn output(mut child: Child) -> Output {
     let until = Instant::now() + PATIENCE;
     while child.try_wait().unwrap().is_none() {
         if Instant::now() >= until {
