@@ -18,9 +18,7 @@ pub fn rank(comm: &Communicator, config: &Config) -> Result<(), Error> {
         if let Some(report) = &mut report {
             report.row(row)?;
         }
-        if let Some(path) = trainer.checkpoint().map_err(Error::checkpoint)?.filter(|_| comm.rank() == 0) {
-            tracing::info!("checkpoint {}", path.display());
-        }
+        trainer.checkpoint().map_err(Error::checkpoint)?;
     }
     trainer.save()?;
     match report {

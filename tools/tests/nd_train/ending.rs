@@ -75,7 +75,7 @@ pub(super) fn output(mut child: Child) -> Output {
 }
 
 /// The process of a rank.
-fn process(child: &Child, rank: usize) -> Pid {
+pub(super) fn process(child: &Child, rank: usize) -> Pid {
     let environment = |pid: Pid| std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).unwrap();
     let named = format!("RANK={rank}");
     let is_rank = |pid: &Pid| text(&environment(*pid)).split('\0').any(|v| v == named);

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 
-use nd_comm::prelude::Communicator;
+use nd_comm::prelude::{Communicator, Element, ReduceOp};
 
 use super::digested::{self, Contents};
 use super::folder::{self, MANIFEST};
@@ -24,8 +25,19 @@ pub struct Saver {
     folder: PathBuf,
     keep: usize,
     comm: Communicator,
+    /// On rank 0, the files that belong to the model.
+    beside: Vec<(String, Vec<u8>)>,
     shares: Option<Shares>,
+    flying: Option<Flying>,
     _own: Option<File>,
+}
+
+/// A checkpoint that is being written.
+struct Flying {
+    /// Writes this rank's file, unless it could not be started.
+    thread: io::Result<JoinHandle<io::Result<Contents>>>,
+    manifest: Manifest,
+    partial: PathBuf,
 }
 
 /// Who has what and who writes it: the same for all checkpoints of a run.
@@ -39,13 +51,19 @@ struct Shares {
 
 impl Saver {
     /// For a folder, which is made if it is not there, and in which the last `keep` whole checkpoints stay. All ranks call
-    /// this.
+    /// this. Into each checkpoint go the files that belong to the model, such as its tokenizer's, which rank 0 has `beside` it.
     ///
     /// # Errors
     /// The same on all ranks: [`Error::File`] when it cannot be written, another run writes there, or a rank does not see it.
-    pub fn open(comm: &Communicator, folder: &Path, keep: usize) -> Result<Saver> {
+    pub fn open(
+        comm: &Communicator,
+        folder: &Path,
+        keep: usize,
+        beside: Vec<(String, Vec<u8>)>,
+    ) -> Result<Saver> {
         let own = folder::open(comm, folder)?;
-        Ok(Saver { folder: folder.to_owned(), keep, comm: comm.clone(), shares: None, _own: own })
+        let (folder, comm) = (folder.to_owned(), comm.clone());
+        Ok(Saver { folder, keep, comm, beside, shares: None, flying: None, _own: own })
     }
 
     /// Refuses to go on after `step`, or to begin where that is none, in a folder that has later checkpoints: they would be
@@ -73,74 +91,105 @@ impl Saver {
         Err(file_error(path, problem))
     }
 
-    /// Writes a checkpoint: `manifest` without files and tensors, the files that belong to the model `beside`, and what this
-    /// rank holds. When it is there, those before the last `keep` are removed.
+    /// Writes a checkpoint: `manifest` without files and tensors, and what this rank holds. When it is there, those before the last
+    /// `keep` are removed. One that is still being written is waited for first.
     ///
     /// # Errors
     /// The same on all ranks: [`Error::File`] with what the system says, naming the rank that cannot write; all checkpoints
     /// that were there stay. Of communication.
-    pub fn save(
-        &mut self,
-        manifest: Manifest,
-        beside: &[(String, Vec<u8>)],
-        held: &[Held<'_>],
-    ) -> Result<PathBuf> {
-        let first = self.comm.rank() == 0;
-        let partial = self.folder.join(folder::partial(manifest.step));
-        let begun = if first { self.begin(&partial) } else { Ok(()) };
-        all_well(&self.comm, begun)?;
-        let saved = self.write(manifest, beside, held, &partial);
-        match saved {
-            Ok(path) => {
-                if first {
-                    self.remove_old();
-                }
-                Ok(path)
-            }
-            // Where ranks no longer answer some may still write into it.
-            Err(e @ Error::Comm(_)) => Err(e),
-            Err(e) => {
-                if first {
-                    let _ = std::fs::remove_dir_all(&partial);
-                }
-                Err(e)
+    pub fn save(&mut self, manifest: Manifest, held: &[Held<'_>]) -> Result<PathBuf> {
+        let partial = self.begin(&manifest)?;
+        let own: Vec<Tensors<&[f32]>> = self.own(held)?.map(|held| tensors(held, |values| values)).collect();
+        let written = write_own(&partial.join(file_name(self.comm.rank())), &own);
+        self.end(manifest, &partial, written)
+    }
+
+    /// As [`Saver::save`], from a copy of what this rank writes, while the caller goes on: [`Saver::settle`] ends it.
+    ///
+    /// # Errors
+    /// Those of [`Saver::save`] for one that was still being written, and when this one cannot be begun.
+    pub fn save_in_background(&mut self, manifest: Manifest, held: &[Held<'_>]) -> Result<()> {
+        let partial = self.begin(&manifest)?;
+        let own: Vec<Tensors<Vec<f32>>> =
+            self.own(held)?.map(|held| tensors(held, <[f32]>::to_vec)).collect();
+        let path = partial.join(file_name(self.comm.rank()));
+        let write = move || write_own(&path, &own);
+        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(write);
+        self.flying = Some(Flying { thread, manifest, partial });
+        Ok(())
+    }
+
+    /// Ends the checkpoint that is being written, once all ranks have written what is theirs; with `wait` this waits for it. Says
+    /// where it is when it is there. All ranks call this.
+    ///
+    /// # Errors
+    /// Those of [`Saver::save`].
+    pub fn settle(&mut self, wait: bool) -> Result<Option<PathBuf>> {
+        let Some(flying) = &self.flying else { return Ok(None) };
+        let done = flying.thread.as_ref().map_or(true, JoinHandle::is_finished);
+        let mut ready = [u64::from(wait || done)];
+        self.comm.all_reduce(&mut ready, ReduceOp::Min)?;
+        match self.flying.take_if(|_| ready == [1]) {
+            None => Ok(None),
+            Some(Flying { thread, manifest, partial }) => {
+                self.end(manifest, &partial, joined(thread)).map(Some)
             }
         }
     }
 
-    /// Makes the folder, without what others have left.
-    fn begin(&self, partial: &Path) -> Result<()> {
+    /// Makes the folder of a checkpoint, without what others have left.
+    fn begin(&mut self, manifest: &Manifest) -> Result<PathBuf> {
+        self.settle(true)?;
+        let partial = self.folder.join(folder::partial(manifest.step));
         let begun = || {
             for left in folder::list(&self.folder)?.1 {
                 std::fs::remove_dir_all(left)?;
             }
-            std::fs::create_dir(partial)
+            std::fs::create_dir(&partial)
         };
-        begun().map_err(|e| cannot(partial, &e))
+        let begun = if self.comm.rank() == 0 { begun() } else { Ok(()) };
+        all_well(&self.comm, begun.map_err(|e| cannot(&partial, &e)))?;
+        Ok(partial)
     }
 
-    fn write(
-        &mut self,
-        manifest: Manifest,
-        beside: &[(String, Vec<u8>)],
-        held: &[Held<'_>],
-        partial: &Path,
-    ) -> Result<PathBuf> {
+    /// What of that which this rank holds it writes.
+    fn own<'h, 'v>(&mut self, held: &'h [Held<'v>]) -> Result<impl Iterator<Item = &'h Held<'v>>> {
         let shares = match self.shares.take() {
             Some(shares) => shares,
             None => Shares::new(&self.comm, held)?,
         };
-        let shares = self.shares.insert(shares);
+        let written = self.shares.insert(shares).written[self.comm.rank()].clone();
+        Ok(written.into_iter().map(|index| &held[index]))
+    }
+
+    /// What follows when this rank has written its file, or could not.
+    fn end(&self, manifest: Manifest, partial: &Path, written: io::Result<Contents>) -> Result<PathBuf> {
+        let first = self.comm.rank() == 0;
+        let ended = self.named(manifest, partial, written);
+        match &ended {
+            Ok(path) if first => {
+                tracing::info!("checkpoint {}", path.display());
+                self.remove_old();
+            }
+            // Where ranks no longer answer some may still write into it.
+            Ok(_) | Err(Error::Comm(_)) => {}
+            Err(_) if first => drop(std::fs::remove_dir_all(partial)),
+            Err(_) => {}
+        }
+        ended
+    }
+
+    fn named(&self, manifest: Manifest, partial: &Path, written: io::Result<Contents>) -> Result<PathBuf> {
         let rank = self.comm.rank();
-        let own: Vec<&Held<'_>> = shares.written[rank].iter().map(|&index| &held[index]).collect();
-        let path = partial.join(file_name(rank));
-        let none = Contents { bytes: 0, digest: 0 };
-        let written = if own.is_empty() { Ok(none) } else { write_own(&path, &own) };
-        let Contents { bytes, digest } = all_well(&self.comm, written.map_err(|e| cannot(&path, &e)))?;
+        let written = written.map_err(|e| cannot(&partial.join(file_name(rank)), &e));
+        let Contents { bytes, digest } = all_well(&self.comm, written)?;
         let mut all = vec![[0; 2]; self.comm.world_size()];
         self.comm.all_gather(&[bytes, digest], all.as_flattened_mut())?;
         let target = self.folder.join(folder::name(manifest.step));
-        let named = if rank == 0 { finish(manifest, beside, shares, &all, partial, &target) } else { Ok(()) };
+        let named = match &self.shares {
+            Some(shares) if rank == 0 => finish(manifest, &self.beside, shares, &all, partial, &target),
+            _ => Ok(()),
+        };
         all_well(&self.comm, named)?;
         Ok(target)
     }
@@ -162,6 +211,20 @@ impl Saver {
             tracing::warn!("{}: an old checkpoint cannot be removed: {e}", self.folder.display());
         }
     }
+}
+
+impl Drop for Saver {
+    /// Nobody else waits for the thread. What it has written stays half-written: others may have failed.
+    fn drop(&mut self) {
+        if let Some(flying) = self.flying.take() {
+            let _ = joined(flying.thread);
+        }
+    }
+}
+
+/// What a thread has written.
+fn joined(thread: io::Result<JoinHandle<io::Result<Contents>>>) -> io::Result<Contents> {
+    thread?.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes it has died")))
 }
 
 impl Shares {
@@ -201,7 +264,7 @@ fn together(comm: &Communicator, own: &[String]) -> Result<Vec<String>> {
 }
 
 /// What each rank has, however much.
-fn gathered<T: nd_comm::prelude::Element + Default>(comm: &Communicator, own: &[T]) -> Result<Vec<Vec<T>>> {
+fn gathered<T: Element + Default>(comm: &Communicator, own: &[T]) -> Result<Vec<Vec<T>>> {
     let mut counts = vec![0u64; comm.world_size()];
     comm.all_gather(&[own.len() as u64], &mut counts)?;
     let counts: Vec<usize> = counts.iter().map(|&count| count as usize).collect();
@@ -223,20 +286,27 @@ fn file_name(rank: usize) -> String {
     format!("rank-{rank:05}.safetensors")
 }
 
-/// Writes a rank's file.
-fn write_own(path: &Path, own: &[&Held<'_>]) -> io::Result<Contents> {
-    let tensors = own.iter().flat_map(|held| {
-        Kind::ALL
-            .iter()
-            .zip(&held.values)
-            .map(|(kind, values)| (kind.of(&held.parameter.name), [values.len()]))
+/// A parameter's name, and its tensors by [`Kind::ALL`].
+type Tensors<V> = (String, Vec<V>);
+
+fn tensors<'v, V>(held: &Held<'v>, of: impl Fn(&'v [f32]) -> V) -> Tensors<V> {
+    (held.parameter.name.clone(), held.values.iter().map(|values| of(values)).collect())
+}
+
+/// Writes a rank's file, if it has something to write.
+fn write_own<V: AsRef<[f32]>>(path: &Path, own: &[Tensors<V>]) -> io::Result<Contents> {
+    if own.is_empty() {
+        return Ok(Contents { bytes: 0, digest: 0 });
+    }
+    let tensors = own.iter().flat_map(|(name, values)| {
+        Kind::ALL.iter().zip(values).map(|(kind, values)| (kind.of(name), [values.as_ref().len()]))
     });
     let tensors: Vec<(String, [usize; 1])> = tensors.collect();
     let named = tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()));
     let mut bytes = Vec::with_capacity(CHUNK * size_of::<f32>());
     digested::write(path, |to| {
         to.add(&header(named, Encoding::F32))?;
-        for values in own.iter().flat_map(|held| held.values.iter().flat_map(|values| values.chunks(CHUNK))) {
+        for values in own.iter().flat_map(|(_, all)| all).flat_map(|values| values.as_ref().chunks(CHUNK)) {
             bytes.clear();
             bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             to.add(&bytes)?;

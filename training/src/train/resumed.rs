@@ -127,6 +127,43 @@ fn any_other_mesh_goes_on_with_the_same_run() {
     }
 }
 
+#[test]
+fn what_is_written_in_the_background_is_the_state_of_its_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+    let rows = run(2, &saving(&one, &[("mesh", "dp_shard=2")])).unwrap();
+    let config = saving(&other, &[("mesh", "dp_shard=2"), ("checkpoint-async", "true")]);
+    assert_eq!(run(2, &config).unwrap(), rows);
+    for name in ["step-00000002", "step-00000004", "step-00000006"] {
+        for file in ["rank-00000.safetensors", "rank-00001.safetensors"] {
+            let [a, b] = [&one, &other].map(|folder| std::fs::read(folder.join(name).join(file)).unwrap());
+            assert!(a == b, "{name}/{file}");
+        }
+    }
+    // The folder vanishes meanwhile: a later step says so.
+    let config =
+        saving(&folder.path().join("third"), &[("mesh", "dp_shard=2"), ("checkpoint-async", "true")]);
+    let said = each(&Communicator::local(2).unwrap(), |comm| {
+        let mut trainer = Trainer::new(comm, &config).unwrap();
+        trainer.step().unwrap();
+        trainer.step().unwrap();
+        assert_eq!(trainer.checkpoint().unwrap(), None);
+        if comm.rank() == 0 {
+            std::fs::rename(folder.path().join("third"), folder.path().join("away")).unwrap();
+        }
+        comm.barrier().unwrap();
+        let failed = |_| {
+            trainer.step().unwrap();
+            trainer.checkpoint().err()
+        };
+        (0..3).find_map(failed).unwrap().to_string()
+    });
+    assert!(
+        said.iter().all(|said| said.contains("the checkpoint cannot be written: No such file")),
+        "{said:?}"
+    );
+}
+
 /// Of 12 bytes for each parameter each of four ranks reads a quarter, but for what rounds its shards up.
 #[test]
 fn each_rank_reads_its_own_part_alone() {

@@ -17,7 +17,8 @@ use crate::model::Unit;
 /// Settings without which what was saved means something else.
 const FIXED: [&str; 7] = ["order", "seq-len", "seed", "freeze", "betas", "eps", "weight-decay"];
 /// Settings that do not change what is learnt.
-const BESIDE: [&str; 5] = ["checkpoint-every", "keep", "eval-every", "save-dtype", "data-field"];
+const BESIDE: [&str; 6] =
+    ["checkpoint-every", "checkpoint-async", "keep", "eval-every", "save-dtype", "data-field"];
 /// The name of the optimizer.
 const ADAMW: &str = "adamw";
 /// What can be done where a run cannot go on.

@@ -46,8 +46,6 @@ pub struct Trainer {
     saver: Option<Saver>,
     /// What the text is, and what has made tokens of it.
     texts: Vec<checkpoint::manifest::Text>,
-    /// On rank 0, the files that belong to the model.
-    beside: Vec<(String, Vec<u8>)>,
     /// What was sent up to here.
     sent: Vec<Sent>,
     hosts: Vec<Vec<u32>>,
@@ -83,7 +81,12 @@ impl Trainer {
         same(comm, &plan.compared(config), "start all ranks with the same settings")?;
         let made = config.save.as_deref().filter(|_| comm.rank() == 0).map_or(Ok(()), make_room);
         all_well(comm, made)?;
-        let saver = config.checkpoint.as_deref().map(|folder| Saver::open(comm, folder, config.keep));
+        let beside = match &config.checkpoint {
+            Some(_) if comm.rank() == 0 => config.tokenizer().files(),
+            _ => Ok(Vec::new()),
+        };
+        let beside = all_well(comm, beside)?;
+        let saver = config.checkpoint.as_deref().map(|folder| Saver::open(comm, folder, config.keep, beside));
         let saver = saver.transpose()?;
         let saved = resumed(comm, config)?;
         let begun = saved.as_ref().map(|saved| saved.manifest().step);
@@ -99,11 +102,6 @@ impl Trainer {
                 Origin::Saved(saved)
             }
         };
-        let beside = match &saver {
-            Some(_) if comm.rank() == 0 => config.tokenizer().files(),
-            _ => Ok(Vec::new()),
-        };
-        let beside = all_well(comm, beside)?;
         let sequence = plan.sequence(config);
         let Plan { mesh, model, .. } = plan;
         let shape = shape(&model, config, &mesh, sequence)?;
@@ -166,7 +164,6 @@ impl Trainer {
             step: begun.unwrap_or(0),
             saver,
             texts: texts.seen,
-            beside,
             sent: Vec::new(),
             hosts: comm.layout().hosts().to_vec(),
             origin: described,
@@ -245,22 +242,26 @@ impl Trainer {
         self.bytes_resumed
     }
 
-    /// Writes a checkpoint if one is due after the last step that was made, and says where. All ranks call this.
+    /// Writes a checkpoint if one is due after the last step that was made, or begins to, and says where one is that is whole
+    /// now. All ranks call this after each step.
     ///
     /// # Errors
     /// As [`Saver::save`].
     pub fn checkpoint(&mut self) -> Result<Option<PathBuf>> {
-        let every = self.config.checkpoint_every;
-        let due = self.done() || every > 0 && self.step.is_multiple_of(every);
-        let Some(saver) = self.saver.as_mut().filter(|_| due && self.step > self.begun) else {
-            return Ok(None);
-        };
+        let Some(saver) = &mut self.saver else { return Ok(None) };
+        let (every, done) = (self.config.checkpoint_every, self.step >= self.config.steps);
+        if self.step == self.begun || !(done || every > 0 && self.step.is_multiple_of(every)) {
+            return saver.settle(false);
+        }
         let tokens = self.text.tokens.len() as u64;
         let (config, model, deal, texts) = (&self.config, &self.model, &self.text.deal, &self.texts[..]);
         let about = About { config, model, deal, tokens, texts };
         let progress = self.training.progress();
         let manifest = about.manifest(self.groups.mesh(), progress, self.training.sharded().units());
-        self.training.held(|held| saver.save(manifest, &self.beside, held)).map(Some)
+        self.training.held(|held| match config.checkpoint_async && !done {
+            true => saver.save_in_background(manifest, held).map(|()| None),
+            false => saver.save(manifest, held).map(Some),
+        })
     }
 
     /// Writes the model into the folder of `save`, with its tokenizer if it has one; nothing where none is named. All ranks call

@@ -109,6 +109,8 @@ keys! {
         "checkpoint" "DIR" checkpoint: path,
             "Write the state of training into this folder, which all ranks see, after the last step and every --checkpoint-every";
         "checkpoint-every" "STEPS" checkpoint_every: count, "How often; 0: after the last step";
+        "checkpoint-async" "BOOL" checkpoint_async: flag,
+            "Write checkpoints from a copy of the state while training goes on; the last one, and one after another, are waited for";
         "keep" "N" keep: positive, "How many checkpoints stay: older ones are removed when a new one is whole";
         "resume" "DIR|auto" resume: path,
             "Go on from this checkpoint, or from the last whole one of this folder, on this or another mesh; `auto`: from the last of --checkpoint, or from the beginning if it has none";

@@ -120,6 +120,8 @@ pub struct Config {
     pub checkpoint: Option<PathBuf>,
     /// Steps between them; 0: only at the end.
     pub checkpoint_every: u64,
+    /// They are written from a copy while training goes on.
+    pub checkpoint_async: bool,
     /// How many of them stay.
     pub keep: usize,
     /// A checkpoint, or a folder of some, to go on from; `auto`: that of `checkpoint`, if it has any.
@@ -178,6 +180,7 @@ impl Default for Config {
             save_dtype: DType::F32,
             checkpoint: None,
             checkpoint_every: 0,
+            checkpoint_async: false,
             keep: 3,
             resume: None,
         }
@@ -322,7 +325,7 @@ impl Config {
             ));
         }
         if self.checkpoint.is_none() {
-            let without = ["checkpoint-every", "keep"]
+            let without = ["checkpoint-every", "checkpoint-async", "keep"]
                 .into_iter()
                 .filter_map(|name| KEYS.iter().find(|key| key.name == name));
             if let Some(key) = without.into_iter().find(|key| (key.get)(self) != (key.get)(&default)) {
@@ -391,7 +394,9 @@ mod tests {
         assert!(never.check().unwrap_err().to_string().contains("--eval-data"));
         let unsaved = Config { save_dtype: DType::BF16, ..Config::default() };
         assert!(unsaved.check().unwrap_err().to_string().contains("save-dtype=bf16: nothing is written"));
-        for (key, value) in [("keep", "2"), ("checkpoint-every", "5"), ("resume", "auto")] {
+        for (key, value) in
+            [("keep", "2"), ("checkpoint-every", "5"), ("checkpoint-async", "true"), ("resume", "auto")]
+        {
             let mut config = Config::default();
             config.set(key, value).unwrap();
             let error = config.check().unwrap_err().to_string();
