@@ -32,7 +32,8 @@ Examples:
 A configuration file is TOML with one line for each flag, such as seq-len = 256; a name that ends in .json is taken for
 DeepSpeed's. Stronger ones win: flags, KEY=VALUE, the file, what is in brackets here.
 
-Exit code: 0 after the last step, 1 if a rank failed or a loss was no number, 2 for settings that cannot be.";
+Exit code: 0 after the last step, 1 if a rank failed, a loss was no number, a checkpoint could not be written or, of verify, is
+not whole, 2 for settings that cannot be.";
 
 /// What nd-train does when it is told nothing.
 const ALONE: &str = "\
