@@ -63,7 +63,8 @@ pub struct Config {
     pub host_id: Option<String>,
     /// `ND_CMA=1`: plain buffers are read by cross-memory attach, where it works.
     pub cross_memory: bool,
-    /// `ND_SPIN_US`: how long a wait spins before it sleeps; none: 200 µs.
+    /// `ND_SPIN_US`: how long a wait spins before it sleeps; none: 200 µs, and 10 ms where answers come that soon by RDMA
+    /// devices and every rank has a core of its own.
     pub spin: Option<Duration>,
     /// How long a start may take (`ND_START_TIMEOUT`).
     pub start_timeout: Duration,

@@ -305,7 +305,7 @@ impl Endpoint {
         Endpoint {
             rank,
             links: ways.iter().map(link).collect(),
-            patience: Patience::new(tcp.is_some(), crowded, config.spin),
+            patience: Patience::new(tcp.is_some(), verbs.is_some(), crowded, config.spin),
             delays: ways.iter().any(|w| matches!(w, Way::Local(l) if l.abilities().is_empty())),
             ways,
             region,

@@ -2,6 +2,7 @@
 
 use std::hint::spin_loop;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Endpoint;
@@ -10,6 +11,9 @@ use crate::{Error, Result};
 
 /// How long a wait spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(200);
+/// The same for an answer by way of an RDMA device, where every rank has a core of its own and the last answer came within
+/// this time: waking a sleeper costs part of a message's time.
+const SPIN_FOR_DEVICE: Duration = Duration::from_millis(10);
 /// How much of that it spins without letting others run, when every rank of the machine has a core of its own: within
 /// this time an answer comes from a rank that is running: by memory, and by way of the kernel.
 const SPIN_ALONE: Duration = Duration::from_micros(10);
@@ -45,15 +49,23 @@ pub(super) struct Patience {
     polls: u32,
     /// Until it sleeps.
     spin: Duration,
+    /// The same after an answer that came within this time.
+    longer: Duration,
+    /// Whether the last one did.
+    quick: AtomicBool,
     /// How much of that it spins without letting others run.
     alone: Duration,
 }
 
 impl Patience {
-    /// For an endpoint some of whose links are sockets, whose ranks outnumber their cores, that is to spin so long.
-    pub(super) fn new(sockets: bool, crowded: bool, spin: Option<Duration>) -> Patience {
+    /// For an endpoint that has sockets, and perhaps RDMA devices, whose ranks outnumber their cores, that is to spin so
+    /// long.
+    pub(super) fn new(sockets: bool, devices: bool, crowded: bool, spin: Option<Duration>) -> Patience {
+        let shorter = spin.unwrap_or(SPIN);
         Patience {
             polls: match (sockets, crowded) {
+                // Payload goes past the sockets.
+                (true, false) if devices => POLLS,
                 (true, _) => ONE_POLL,
                 (false, true) => FEW_POLLS,
                 (false, false) => POLLS,
@@ -63,7 +75,21 @@ impl Patience {
                 (true, false) => SPIN_ALONE_TCP,
                 (false, false) => SPIN_ALONE,
             },
-            spin: spin.unwrap_or(SPIN),
+            spin: shorter,
+            longer: if devices && !crowded && spin.is_none() { SPIN_FOR_DEVICE } else { shorter },
+            quick: AtomicBool::new(true),
+        }
+    }
+
+    /// How long a wait spins before it sleeps.
+    fn spin(&self) -> Duration {
+        if self.quick.load(Ordering::Relaxed) { self.longer } else { self.spin }
+    }
+
+    /// Something moved after nothing had moved since then, if that was long enough to look at the clock.
+    fn ended(&self, since: Option<Instant>) {
+        if let Some(since) = since.filter(|_| self.longer > self.spin) {
+            self.quick.store(since.elapsed() <= self.longer, Ordering::Relaxed);
         }
     }
 }
@@ -91,12 +117,15 @@ impl Endpoint {
             let moved = self.progress()?;
             match look()? {
                 Step::Done => {
+                    self.patience.ended(since);
                     self.flush();
                     return Ok(true);
                 }
-                Step::Moved => (idle, since) = (0, None),
-                Step::Idle if moved => (idle, since) = (0, None),
-                Step::Idle => idle += 1,
+                Step::Idle if !moved => idle += 1,
+                Step::Moved | Step::Idle => {
+                    self.patience.ended(since.take());
+                    idle = 0;
+                }
             }
             let moves = idle == 0;
             busy = if moves { busy.wrapping_add(1) } else { busy };
@@ -120,7 +149,7 @@ impl Endpoint {
                 continue;
             }
             let spun = now.duration_since(*since.get_or_insert(now));
-            if spun >= self.patience.spin || self.dials() {
+            if spun >= self.patience.spin() || self.dials() {
                 let mut found = Ok(Step::Idle);
                 self.sleep((deadline - now).min(TICK), || {
                     found = look();
@@ -128,10 +157,14 @@ impl Endpoint {
                 })?;
                 match found? {
                     Step::Done => {
+                        self.patience.ended(since);
                         self.flush();
                         return Ok(true);
                     }
-                    Step::Moved => (idle, since) = (0, None),
+                    Step::Moved => {
+                        self.patience.ended(since.take());
+                        idle = 0;
+                    }
                     Step::Idle => {}
                 }
             } else if spun >= self.patience.alone {
@@ -169,6 +202,31 @@ impl Endpoint {
                 });
                 slept
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_a_device_spins_longer_after_an_answer_that_came_soon() {
+        let before = |ago: Duration| Instant::now().checked_sub(ago);
+        let patience = Patience::new(true, true, false, None);
+        assert_eq!(patience.spin(), SPIN_FOR_DEVICE);
+        patience.ended(before(2 * SPIN_FOR_DEVICE));
+        assert_eq!(patience.spin(), SPIN);
+        // Shorter than a look at the clock: it says nothing.
+        patience.ended(None);
+        assert_eq!(patience.spin(), SPIN);
+        patience.ended(before(Duration::ZERO));
+        assert_eq!(patience.spin(), SPIN_FOR_DEVICE);
+        let said = Some(Duration::from_micros(7));
+        for (devices, crowded, said) in [(false, false, None), (true, true, None), (true, false, said)] {
+            let patience = Patience::new(true, devices, crowded, said);
+            patience.ended(before(Duration::ZERO));
+            assert_eq!(patience.spin(), said.unwrap_or(SPIN), "{devices} {crowded}");
         }
     }
 }

@@ -283,11 +283,12 @@ impl Fabric {
     fn collect(&self, inbox: &mut Inbox) -> bool {
         let mut moved = false;
         inbox.looks = inbox.looks.wrapping_add(1);
-        if self.stirred.swap(false, Ordering::AcqRel) || inbox.looks.is_multiple_of(LOOKS) {
-            self.hear(inbox);
-        }
         for place in 0..self.adapters.len() {
             moved |= self.collect_from(inbox, place);
+        }
+        // Last, so that it does not come between a message and who waits for it.
+        if !moved && self.stirred.swap(false, Ordering::AcqRel) || inbox.looks.is_multiple_of(LOOKS) {
+            self.hear(inbox);
         }
         let forgotten: u64 = self.adapters().map(|a| a.device.forgotten()).sum();
         if forgotten != inbox.forgotten {
@@ -320,6 +321,10 @@ impl Fabric {
                 }
             };
             moved = true;
+            // Whether a port is down explains what did not succeed.
+            if inbox.completions[..count].iter().any(|completion| completion.status != IBV_WC_SUCCESS) {
+                self.hear(inbox);
+            }
             for i in 0..count {
                 let completion = inbox.completions[i];
                 self.completed(inbox, place, &adapter, &completion);
@@ -509,6 +514,9 @@ impl Fabric {
     /// be slept now.
     pub fn arm(&self) -> Result<bool> {
         let mut inbox = self.inbox();
+        if self.stirred.swap(false, Ordering::AcqRel) {
+            self.hear(&mut inbox);
+        }
         if !inbox.armed {
             for adapter in self.adapters() {
                 adapter.completions.arm().map_err(|e| {
@@ -518,7 +526,8 @@ impl Fabric {
             }
             inbox.armed = true;
         }
-        Ok(!self.collect(&mut inbox) && inbox.errors.is_empty())
+        // What was armed may have told meanwhile.
+        Ok(!self.collect(&mut inbox) && inbox.armed && inbox.errors.is_empty())
     }
 
     /// Whether `peer`'s payload goes by verbs at present.
