@@ -13,8 +13,10 @@
 //! | [`jobs`] | jobs of such processes, to be killed or stopped |
 //! | [`processes`] | ranks as processes, and what the system says of them |
 //! | [`torture`] | ranks that die, stop, abort or go astray at random moments |
+//! | [`allocator`] | how much memory something takes |
 //! | [`sample`] | element types, with values to test them on |
 
+pub mod allocator;
 pub mod calls;
 pub mod collectives;
 pub mod hosts;

@@ -1,64 +1,19 @@
 //! How much memory it takes to write a checkpoint, and to make a model of it, in bytes that this thread allocates.
-#![allow(unsafe_code)] // counts bytes
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 
 use nd_comm::prelude::Communicator;
+use nd_tests::allocator::{Counting, allocated, take_peak};
 use nd_training::checkpoint::{Saved, export};
 use nd_training::train::{Config, Trainer};
-
-/// Counts what each thread has allocated and not freed.
-struct Counting;
-
-thread_local! {
-    static NOW: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(bytes: isize) {
-    let _ = NOW.try_with(|now| {
-        now.set(now.get() + bytes);
-        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now.get())));
-    });
-}
-
-// SAFETY: passes everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size as isize - layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
 /// What `f` allocates at most beside what was there.
 fn peak<R>(f: impl FnOnce() -> R) -> (usize, R) {
-    let before = NOW.get();
-    PEAK.set(before);
+    let before = allocated();
+    take_peak();
     let result = f();
-    ((PEAK.get() - before) as usize, result)
+    (usize::try_from(take_peak() - before).expect("at least what was there"), result)
 }
 
 #[test]

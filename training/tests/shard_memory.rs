@@ -1,59 +1,14 @@
 //! How much memory the state of training takes, in bytes: what is accounted for, and what each rank's thread allocates.
-#![allow(unsafe_code)] // counts bytes
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Device, Shape, Tensor};
 use nd_comm::choose::Chooser;
+use nd_tests::allocator::{Counting, allocated, take_peak};
 use nd_tests::worlds::{Kind, each, world};
 use nd_training::group::Groups;
 use nd_training::mesh::Mesh;
 use nd_training::model::{Init, Model, Parameter, Unit};
 use nd_training::shard::{Memory, Policy, Reshard, Sharded};
-
-/// Counts what each thread has allocated and not freed.
-struct Counting;
-
-thread_local! {
-    static NOW: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(bytes: isize) {
-    let _ = NOW.try_with(|now| {
-        now.set(now.get() + bytes);
-        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now.get())));
-    });
-}
-
-// SAFETY: passes everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size as isize - layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -176,9 +131,8 @@ fn train_on(ranks: usize, policy: Policy, steps: usize) -> Vec<Steps> {
         let buffer = || fsdp.alloc::<f32>(64 * ranks).expect("registered memory");
         fsdp.all_gather_in_place_start(buffer()).expect("a call").wait().expect("gathered");
         fsdp.reduce_scatter_in_place_start(buffer()).expect("a call").wait().expect("reduced");
-        let before = NOW.get();
-        let start = || PEAK.set(NOW.get());
-        let allocated = || usize::try_from(PEAK.get() - before).expect("more than before");
+        let before = allocated();
+        let peak = || usize::try_from(take_peak() - before).expect("more than before");
         let fill = |_: &Parameter, range: std::ops::Range<usize>, out: &mut [f32]| {
             out.iter_mut().zip(range).for_each(|(out, i)| *out = (i % 7) as f32 * 0.01 - 0.03);
             Ok(())
@@ -186,18 +140,16 @@ fn train_on(ranks: usize, policy: Policy, steps: usize) -> Vec<Steps> {
         let mut model = Sharded::new(Blocks, &groups, policy, &fill).expect("a model");
         let mut seen = None;
         for _ in 0..steps {
-            start();
+            take_peak();
             model.take_peak();
             model.evaluate(&batch).expect("a forward pass");
-            let forward = Seen { accounted: model.take_peak(), allocated: allocated() };
-            start();
+            let forward = Seen { accounted: model.take_peak(), allocated: peak() };
             model.backward(&batch, 1.0, true).expect("a step");
-            let step = Seen { accounted: model.take_peak(), allocated: allocated() };
-            start();
+            let step = Seen { accounted: model.take_peak(), allocated: peak() };
             for shard in model.shards() {
                 shard.master.iter_mut().zip(shard.gradient).for_each(|(master, g)| *master -= 1e-3 * *g);
             }
-            let update = Seen { accounted: model.memory(), allocated: allocated() };
+            let update = Seen { accounted: model.memory(), allocated: peak() };
             model.updated().expect("an update");
             seen = Some(Steps { forward, step, update });
         }

@@ -165,6 +165,7 @@ mod tests {
         let error = alone(&folder.path().join("none/m"), "--metrics", 0).unwrap_err();
         assert!(error.to_string().contains("--metrics") && error.code() == 2, "{error}");
     }
+
     #[test]
     fn rows_of_steps_that_were_made_stay() {
         let folder = tempfile::tempdir().unwrap();

@@ -39,10 +39,19 @@ pub fn is_partial(name: &str) -> bool {
     name.starts_with(".step-") && name.ends_with(".partial")
 }
 
-/// The checkpoints in a folder, by step, and what was not finished; nothing where there is no folder.
-pub fn list(folder: &Path) -> io::Result<(Vec<(u64, PathBuf)>, Vec<PathBuf>)> {
+/// What is in a folder of checkpoints.
+#[derive(Debug, Default, PartialEq)]
+pub struct Listed {
+    /// Those that have their name, by step.
+    pub steps: Vec<(u64, PathBuf)>,
+    /// What was not finished.
+    pub partials: Vec<PathBuf>,
+}
+
+/// The checkpoints in a folder; none where there is no folder.
+pub fn list(folder: &Path) -> io::Result<Listed> {
     let entries = match std::fs::read_dir(folder) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Default::default()),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Listed::default()),
         entries => entries?,
     };
     let (mut steps, mut partials) = (Vec::new(), Vec::new());
@@ -58,7 +67,7 @@ pub fn list(folder: &Path) -> io::Result<(Vec<(u64, PathBuf)>, Vec<PathBuf>)> {
     }
     steps.sort_unstable();
     partials.sort_unstable();
-    Ok((steps, partials))
+    Ok(Listed { steps, partials })
 }
 
 /// Sees to it that the names in a folder are on the disk.
@@ -150,7 +159,7 @@ mod tests {
         let comms = Communicator::local(3).unwrap();
         let own = each(&comms, |comm| open(comm, &at("new/one")).unwrap());
         assert_eq!(own.iter().filter(|own| own.is_some()).count(), 1);
-        assert_eq!(list(&at("new/one")).unwrap(), Default::default());
+        assert_eq!(list(&at("new/one")).unwrap(), Listed::default());
         let error = make(&at("new/one"), Duration::ZERO).unwrap_err().to_string();
         assert!(error.contains("another nd-train writes checkpoints here"), "{error}");
         drop(own);

@@ -88,10 +88,10 @@ impl Saved {
     /// # Errors
     /// [`Error::File`] when none of those that are there is whole, with what is wrong with the last.
     pub fn last(path: &Path) -> Result<Option<Saved>> {
-        let (steps, _) = folder::list(path)
+        let listed = folder::list(path)
             .map_err(|e| file_error(path, format!("cannot be read: {e}; check --resume")))?;
         let mut problem = None;
-        for (_, path) in steps.iter().rev() {
+        for (_, path) in listed.steps.iter().rev() {
             match Saved::open(path) {
                 Ok(saved) => {
                     if let Some(problem) = problem {

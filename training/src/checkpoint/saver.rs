@@ -72,7 +72,7 @@ impl Saver {
     /// # Errors
     /// [`Error::File`] naming the last one, and what is wrong with it where it is not whole.
     pub fn begins_after(&self, step: Option<u64>) -> Result<()> {
-        let (steps, _) = folder::list(&self.folder).map_err(|e| file_error(&self.folder, e))?;
+        let steps = folder::list(&self.folder).map_err(|e| file_error(&self.folder, e))?.steps;
         let Some((last, path)) = steps.last().filter(|(last, _)| step.is_none_or(|step| *last > step)) else {
             return Ok(());
         };
@@ -142,7 +142,7 @@ impl Saver {
         self.settle(true)?;
         let partial = self.folder.join(folder::partial(manifest.step));
         let begun = || {
-            for left in folder::list(&self.folder)?.1 {
+            for left in folder::list(&self.folder)?.partials {
                 std::fs::remove_dir_all(left)?;
             }
             std::fs::create_dir(&partial)
@@ -197,7 +197,7 @@ impl Saver {
     /// Removes all whole checkpoints but the last ones. One that is being removed is not taken for a whole one.
     fn remove_old(&self) {
         let removed = || {
-            let mut whole = folder::list(&self.folder)?.0;
+            let mut whole = folder::list(&self.folder)?.steps;
             whole.retain(|(_, path)| Saved::open(path).is_ok());
             for (step, path) in &whole[..whole.len().saturating_sub(self.keep)] {
                 let partial = self.folder.join(folder::partial(*step));

@@ -50,7 +50,7 @@ pub fn verify(path: &Path) -> Result<Vec<Found>> {
     if path.join(MANIFEST).exists() || folder::step_of(name).is_some() || folder::is_partial(name) {
         return Ok(vec![look(path, name)]);
     }
-    let (steps, partials) =
+    let folder::Listed { steps, partials } =
         folder::list(path).map_err(|e| file_error(path, format!("cannot be read: {e}")))?;
     let all: Vec<PathBuf> = steps.into_iter().map(|(_, path)| path).chain(partials).collect();
     if all.is_empty() {
