@@ -62,7 +62,7 @@ fn ranks_that_are_killed_while_they_save_never_lose_the_checkpoint_before() {
     let mut random = seed;
     let mut draw = |below: u64| {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        u64::from(random >> 8) * below >> 24
+        (u64::from(random >> 8) * below) >> 24
     };
     let (mut last, mut halves) = (0, 0);
     for kill in 0..KILLS {
