@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use nd_training::train::{Config, KEYS, Key};
+use nd_training::train::{Config, KEYS, Key, SHARDED_DDP};
 
 use super::checkpoints::Task;
 use super::error::Error;
@@ -21,6 +21,8 @@ Examples:
       a published model with its tokenizer; the folder that is written is one that --init takes
   nd-train --config train.toml lr=3e-4 mesh=dp_replicate=2,dp_shard=4
       settings from a file, two of them replaced
+  nd-train --data book.txt --deepspeed ds_config.json
+      batch, precision, optimizer and stage as DeepSpeed has them; --sharded-ddp is FairScale's word for two of the stages
   nd-train --config train.toml --checkpoint state --checkpoint-every 500 --resume auto
       the state of training every 500 steps; whatever ends it, the same command goes on from the last, on any mesh
   nd-train verify state
@@ -30,7 +32,7 @@ Examples:
       under a launcher (ours, torchrun, mpirun, srun) it starts nothing and takes its rank
 
 A configuration file is TOML with one line for each flag, such as seq-len = 256; a name that ends in .json is taken for
-DeepSpeed's. Stronger ones win: flags, KEY=VALUE, the file, what is in brackets here.
+DeepSpeed's. Stronger ones win: flags, KEY=VALUE, the file of --deepspeed, that of --config, what is in brackets here.
 
 Exit code: 0 after the last step, 1 if a rank failed, a loss was no number, a checkpoint could not be written or, of verify, is
 not whole, 2 for settings that cannot be.";
@@ -52,8 +54,9 @@ const EVAL_EVERY: u64 = 50;
 /// Not said yet.
 const OPEN: u64 = u64::MAX;
 
-/// The flag for a configuration file, the one that prints, and the name of what stands alone.
+/// The flags for files of settings, the one that prints, and the name of what stands alone.
 const FILE: &str = "config";
+const DEEPSPEED: &str = "deepspeed";
 const PRINT: &str = "print-config";
 const PAIRS: &str = "pairs";
 /// What else the program does, with its arguments.
@@ -107,6 +110,16 @@ fn command() -> Command {
         }
     };
     let file = Arg::new(FILE).long(FILE).value_name("FILE").help("Take settings from this file");
+    let deepspeed = Arg::new(DEEPSPEED)
+        .long(DEEPSPEED)
+        .value_name("FILE")
+        .help("Take settings from this file of DeepSpeed's (JSON)");
+    let sharded = Arg::new(SHARDED_DDP)
+        .long(SHARDED_DDP)
+        .value_name("simple|zero_dp_2|zero_dp_3")
+        .num_args(0..=1)
+        .default_missing_value("simple")
+        .help("FairScale's words: the first two are --zero 2, the third is --zero 3");
     let print =
         Arg::new(PRINT).long(PRINT).action(ArgAction::SetTrue).help("Print all settings as TOML, and end");
     let pairs =
@@ -138,8 +151,7 @@ fn command() -> Command {
         .max_term_width(110)
         .args_override_self(true)
         .arg(pairs)
-        .arg(file)
-        .arg(print)
+        .args([file, deepspeed, sharded, print])
         .args(KEYS.iter().map(flag))
 }
 
@@ -158,30 +170,35 @@ fn task(matches: &ArgMatches) -> Result<Option<Task>, Error> {
 
 fn taken(matches: &ArgMatches) -> Result<Config, Error> {
     let mut config = Config::default();
-    let file = matches.get_one::<String>(FILE);
+    let [file, deepspeed] = [FILE, DEEPSPEED].map(|name| matches.get_one::<String>(name).map(Path::new));
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let mut pairs: Vec<&str> =
         matches.get_many::<String>(PAIRS).into_iter().flatten().map(String::as_str).collect();
     let mut flags = Vec::new();
-    for key in KEYS {
-        match text(key.name) {
+    let keys = KEYS.iter().map(|key| (key.name, (key.value == "BOOL").then_some("true")));
+    // Before --zero, which says it more plainly.
+    for (name, when_alone) in std::iter::once((SHARDED_DDP, Some("simple"))).chain(keys) {
+        match (text(name), when_alone) {
             // `--prefetch lr=1`: the flag stands alone.
-            Some(pair) if key.value == "BOOL" && pair.contains('=') => {
-                flags.push((key.name, "true"));
+            (Some(pair), Some(value)) if pair.contains('=') => {
+                flags.push((name, value));
                 pairs.push(pair);
             }
-            Some(value) => flags.push((key.name, value)),
-            None => {}
+            (Some(value), _) => flags.push((name, value)),
+            (None, _) => {}
         }
     }
     let named = |name: &str| flags.iter().any(|(flag, _)| *flag == name);
-    let alone = file.is_none() && !named("data") && !named("init");
+    let alone = file.is_none() && deepspeed.is_none() && !named("data") && !named("init");
     if alone {
         config.read_toml(ALONE)?;
         (config.warmup, config.eval_every) = (OPEN, OPEN);
     }
     if let Some(file) = file {
-        config.read_file(Path::new(file))?;
+        config.read_file(file)?;
+    }
+    if let Some(file) = deepspeed {
+        config.read_deepspeed(file)?;
     }
     for pair in pairs {
         let Some((name, value)) = pair.split_once('=') else {
@@ -204,7 +221,7 @@ fn taken(matches: &ArgMatches) -> Result<Config, Error> {
         plot::format(path)?;
     }
     config.check()?;
-    files::apart(&config, file.map(Path::new))?;
+    files::apart(&config, [file, deepspeed])?;
     Ok(config)
 }
 
@@ -260,6 +277,22 @@ mod tests {
         std::fs::write(&path, "lr = 1e-1\nsteps = 7\nseed = 3\n").unwrap();
         let read = config(&format!("--config {} steps=8 lr=0.2 --lr 0.3", path.display())).unwrap();
         assert_eq!((read.lr, read.steps, read.seed, read.ranks), (0.3, 8, 3, None));
+    }
+
+    #[test]
+    fn the_switches_that_people_know() {
+        let folder = tempfile::tempdir().unwrap();
+        let (toml, json) = (folder.path().join("train.toml"), folder.path().join("ds"));
+        std::fs::write(&toml, "lr = 1e-1\nsteps = 7\n").unwrap();
+        std::fs::write(&json, r#"{"gradient_clipping": 0.5, "zero_optimization": {"stage": 1}}"#).unwrap();
+        let both = format!("--config {} --deepspeed {}", toml.display(), json.display());
+        let read = config(&both).unwrap();
+        assert_eq!((read.lr, read.steps, read.clip, read.zero), (0.1, 7, 0.5, 1));
+        assert_eq!(config(&format!("{both} --sharded-ddp clip=2")).unwrap().zero, 2);
+        assert_eq!(config("--data x --sharded-ddp zero_dp_3").unwrap().zero, 3);
+        assert_eq!(config("--data x --sharded-ddp zero_dp_3 --zero 1").unwrap().zero, 1);
+        let error = config(&format!("--deepspeed {} --metrics {}", json.display(), json.display()));
+        assert!(error.unwrap_err().to_string().contains("would write over"));
     }
 
     #[test]

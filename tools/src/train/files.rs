@@ -11,8 +11,9 @@ use serde::Deserialize;
 
 use super::error::Error;
 
-/// Refuses files to write that are among those to read, by whatever names, and two that are one.
-pub fn apart(config: &Config, settings: Option<&Path>) -> Result<(), Error> {
+/// Refuses files to write that are among those to read, by whatever names, and two that are one. Of the settings there is the
+/// file of `--config` and that of `--deepspeed`.
+pub fn apart(config: &Config, settings: [Option<&Path>; 2]) -> Result<(), Error> {
     let outputs = [("--metrics", &config.metrics), ("--plot", &config.plot)];
     let mut taken = read(config, settings);
     for (flag, path) in outputs {
@@ -72,7 +73,7 @@ fn kept(path: &Path, step: u64) -> io::Result<u64> {
 }
 
 /// Every file that is read, with what it is.
-fn read(config: &Config, settings: Option<&Path>) -> Vec<(String, PathBuf)> {
+fn read(config: &Config, [settings, deepspeed]: [Option<&Path>; 2]) -> Vec<(String, PathBuf)> {
     let mut all = Vec::new();
     let mut add = |what: &str, path: Option<&Path>| {
         all.extend(path.map(|path| (what.to_owned(), path.to_owned())));
@@ -80,6 +81,7 @@ fn read(config: &Config, settings: Option<&Path>) -> Vec<(String, PathBuf)> {
     add("the text to train on (--data)", config.data.as_deref());
     add("the text to evaluate on (--eval-data)", config.eval_data.as_deref());
     add("the file of settings (--config)", settings);
+    add("the file of settings (--deepspeed)", deepspeed);
     if let Some(Tokenizer::File(path)) = &config.tokenizer {
         add("the tokenizer (--tokenizer)", Some(path));
     }
@@ -132,7 +134,7 @@ mod tests {
                 plot: Some(at(plot)),
                 ..Config::default()
             };
-            apart(&config, Some(&at("set.toml"))).map_err(|e| e.to_string())
+            apart(&config, [Some(&at("set.toml")), None]).map_err(|e| e.to_string())
         };
         assert_eq!(said("m.jsonl", "p.png"), Ok(()));
         for (name, what) in [

@@ -33,7 +33,7 @@ mod tests;
 mod texts;
 mod trainer;
 
-pub use config::{Config, KEYS, Key};
+pub use config::{Config, KEYS, Key, SHARDED_DDP};
 pub use place::{Placed, place};
 pub use predict::{Predicted, predict};
 pub use row::Row;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use candle_core::DType;
 
 pub use keys::{KEYS, Key};
+pub use read::SHARDED_DDP;
 
 use crate::context_parallel::{Balance, Form};
 use crate::data::{Documents, Order, Tokenizer};

@@ -39,6 +39,10 @@ const AXES: [&str; 7] = [
     "data-parallel-size",
 ];
 
+/// FairScale's word for a data-parallel scheme, as Hugging Face's Trainer takes it, and the stage of ZeRO that each value is.
+pub const SHARDED_DDP: &str = "sharded-ddp";
+const SHARDED_DDP_STAGES: [(&str, &str); 3] = [("simple", "2"), ("zero_dp_2", "2"), ("zero_dp_3", "3")];
+
 impl Config {
     /// Sets one key. Underscores count as dashes, and names that other programs have for the same are known.
     ///
@@ -54,6 +58,9 @@ impl Config {
             self.add_axis(&format!("{axis}={}", value.trim()));
             return Ok(());
         }
+        if dashed == SHARDED_DDP {
+            return self.set_sharded_ddp(value.trim());
+        }
         let dashed = ours(&dashed);
         let Some(key) = find(dashed) else {
             let hint = nearest(dashed, KEYS.iter().map(|key| key.name));
@@ -61,6 +68,18 @@ impl Config {
             return Err(Error::Config(format!("{name}={value}: no setting is called so; {hint}")));
         };
         (key.set)(self, value.trim()).map_err(|problem| Error::Config(format!("{name}={value}: {problem}")))
+    }
+
+    fn set_sharded_ddp(&mut self, value: &str) -> Result<()> {
+        let of = |name: &str| SHARDED_DDP_STAGES.iter().find(|(known, _)| *known == name);
+        let refused = |problem: &str| Err(Error::Config(format!("{SHARDED_DDP}={value}: {problem}")));
+        match (of(value), value) {
+            (Some((_, stage)), _) => self.set("zero", stage),
+            (None, _) if value.split([' ', ',']).any(|word| word == "offload") => {
+                refused("offload is not there: all state is in host memory already; leave it out")
+            }
+            _ => refused("it is none of simple and zero_dp_2 (--zero 2), and zero_dp_3 (--zero 3)"),
+        }
     }
 
     /// One more axis, in place of the default mesh or beside the axes that are there.
@@ -79,12 +98,23 @@ impl Config {
     /// # Errors
     /// [`Error::File`] with the line or the key, and what is wrong.
     pub fn read_file(&mut self, path: &Path) -> Result<()> {
+        let json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
+        self.read_by(path, "--config", if json { deepspeed::read } else { Config::read_toml })
+    }
+
+    /// Takes the settings of a file of DeepSpeed's, whatever its name.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the key, and what is wrong.
+    pub fn read_deepspeed(&mut self, path: &Path) -> Result<()> {
+        self.read_by(path, "--deepspeed", deepspeed::read)
+    }
+
+    fn read_by(&mut self, path: &Path, flag: &str, read: fn(&mut Config, &str) -> Result<()>) -> Result<()> {
         let refused = |problem: String| Error::File { path: path.to_owned(), problem };
         let text = std::fs::read_to_string(path)
-            .map_err(|e| refused(format!("cannot be read: {e}; check --config")))?;
-        let json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
-        let read = if json { deepspeed::read(self, &text) } else { self.read_toml(&text) };
-        read.map_err(|e| refused(e.to_string()))
+            .map_err(|e| refused(format!("cannot be read: {e}; check {flag}")))?;
+        read(self, &text).map_err(|e| refused(e.to_string()))
     }
 
     /// Takes the settings of a TOML text: keys without tables, but for `mesh = { dp_shard = 2, tp = 2 }`.
@@ -99,7 +129,9 @@ impl Config {
         })?;
         let mut seen = BTreeMap::new();
         for key in table.keys() {
-            if let Some(other) = seen.insert(ours(&key.replace('_', "-")).to_owned(), key) {
+            let dashed = key.replace('_', "-");
+            let setting = if dashed == SHARDED_DDP { "zero" } else { ours(&dashed) };
+            if let Some(other) = seen.insert(setting.to_owned(), key) {
                 return Err(Error::Config(format!(
                     "{other} and {key} are the same setting; leave one of them out"
                 )));
@@ -210,6 +242,34 @@ mod tests {
             crate::Mesh::parse(&config.mesh, 8).unwrap().to_string(),
             "dp_replicate=2,dp_shard=2,tp=2"
         );
+    }
+
+    #[test]
+    fn sharded_ddp_is_a_stage_of_zero() {
+        for (value, zero) in [("simple", 2), ("zero_dp_2", 2), ("zero_dp_3", 3)] {
+            let mut config = Config::default();
+            config.set("zero", "1").unwrap();
+            config.set("sharded_ddp", value).unwrap();
+            assert_eq!(config.zero, zero, "{value}");
+        }
+        let said = |value: &str| Config::default().set("sharded-ddp", value).unwrap_err().to_string();
+        assert!(said("zero_dp_3 offload").starts_with("sharded-ddp=zero_dp_3 offload: offload is not there"));
+        assert!(said("both").ends_with("none of simple and zero_dp_2 (--zero 2), and zero_dp_3 (--zero 3)"));
+        // Of one setting a file says one thing.
+        let toml = Config::default().read_toml("sharded_ddp = \"simple\"\nzero = 3").unwrap_err().to_string();
+        assert_eq!(toml, "sharded_ddp and zero are the same setting; leave one of them out");
+    }
+
+    #[test]
+    fn a_file_of_deepspeeds_may_have_any_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("zero3.conf");
+        std::fs::write(&path, r#"{"zero_optimization": {"stage": 3}, "gradient_clipping": 0.5}"#).unwrap();
+        let mut config = Config::default();
+        config.read_deepspeed(&path).unwrap();
+        assert_eq!((config.zero, config.clip), (3, 0.5));
+        let missing = config.read_deepspeed(&folder.path().join("none")).unwrap_err().to_string();
+        assert!(missing.contains("cannot be read") && missing.ends_with("check --deepspeed"), "{missing}");
     }
 
     #[test]
