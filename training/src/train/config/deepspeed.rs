@@ -1,30 +1,11 @@
 //! DeepSpeed's JSON.
 
-use nd_comm::config::nearest;
 use serde_json::Value;
 
 use super::Config;
-use crate::error::{Error, Result};
-
-/// What a key of DeepSpeed's is here.
-enum Means {
-    /// A setting.
-    Key(&'static str),
-    /// A setting that is a whole number, also where it is written 5e8.
-    Whole(&'static str),
-    /// It is read below, with others.
-    Here,
-    /// What it is about is done so here whatever it says, or does not change what is learnt.
-    Nothing,
-    /// There is nothing like it: anything but false, null and "auto" is refused, and this says why.
-    Refused(&'static str),
-    /// A table of further keys.
-    Table(&'static [(&'static str, Means)]),
-}
-
-use Means::{Here, Key, Nothing, Refused, Table, Whole};
-
-const HOST: &str = "all state is in host memory already";
+use super::foreign::Means::{self, Here, Key, Nothing, Refused, Table, Whole};
+use super::foreign::{HOST, at, plain, set, table, whole, wrong};
+use crate::error::Result;
 
 /// DeepSpeed's keys (<https://www.deepspeed.ai/docs/config-json/>).
 const KNOWN: &[(&str, Means)] = &[
@@ -157,73 +138,11 @@ pub fn read(config: &mut Config, text: &str) -> Result<()> {
     if !json.is_object() {
         return Err(wrong("not a JSON object; write { ... }".into()));
     }
-    table(config, &json, "", KNOWN)?;
+    table(config, &json, "DeepSpeed", "", KNOWN)?;
     precision(config, &json)?;
     optimizer(&json)?;
     scheduler(config, &json)?;
     parallelism(config, &json)
-}
-
-fn wrong(problem: String) -> Error {
-    Error::Config(problem)
-}
-
-/// The keys of a table that stands at `path`.
-fn table(config: &mut Config, json: &Value, path: &str, known: &[(&'static str, Means)]) -> Result<()> {
-    let Some(keys) = json.as_object() else {
-        return Err(wrong(format!("{path}: {json} is no table of keys; write {{ ... }}")));
-    };
-    for (key, value) in keys {
-        let at = format!("{path}/{key}");
-        let Some((_, means)) = known.iter().find(|(name, _)| name == key) else {
-            let hint = nearest(key, known.iter().map(|(name, _)| *name));
-            let hint = hint.map_or("take it out".to_owned(), |name| format!("did you mean {name}?"));
-            return Err(wrong(format!("{at}: no key of DeepSpeed's is known by this name; {hint}")));
-        };
-        if unset(value) {
-            continue;
-        }
-        match means {
-            Table(known) => table(config, value, &at, known)?,
-            Refused(_) if *value == Value::Bool(false) => {}
-            // `"device": "none"`.
-            Refused(_) if value.get("device").and_then(Value::as_str) == Some("none") => {}
-            Refused(_) if value.get("enabled") == Some(&Value::Bool(false)) => {}
-            Refused(why) => return Err(wrong(format!("{at} has no counterpart here: {why}; take it out"))),
-            Key(name) => set(config, &at, name, &plain(value))?,
-            Whole(name) => set(config, &at, name, &whole(value))?,
-            Here => {}
-            Nothing => tracing::warn!("{at} has no counterpart here and no effect"),
-        }
-    }
-    Ok(())
-}
-
-/// Not there, or left to the program.
-fn unset(value: &Value) -> bool {
-    value.is_null() || value.as_str() == Some("auto")
-}
-
-fn set(config: &mut Config, at: &str, name: &str, value: &str) -> Result<()> {
-    config.set(name, value).map_err(|e| wrong(format!("{at}: {e}")))
-}
-
-fn plain(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(","),
-        value => value.to_string(),
-    }
-}
-
-/// A number such as 5e8 as a whole one.
-fn whole(value: &Value) -> String {
-    let number = value.as_f64().filter(|n| n.fract() == 0.0 && (0.0..1e15).contains(n));
-    number.filter(|_| !value.is_u64()).map_or_else(|| plain(value), |n| format!("{n:.0}"))
-}
-
-fn at<'j>(json: &'j Value, pointer: &str) -> Option<&'j Value> {
-    json.pointer(pointer).filter(|value| !unset(value))
 }
 
 fn precision(config: &mut Config, json: &Value) -> Result<()> {

@@ -1,9 +1,13 @@
 //! What to train, on what, and how: one structure, filled from files and flags.
 
+mod accelerate;
+mod axolotl;
 mod deepspeed;
+mod foreign;
 mod keys;
 mod read;
 mod values;
+mod yaml;
 
 use std::path::{Path, PathBuf};
 

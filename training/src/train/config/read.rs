@@ -5,7 +5,7 @@ use std::path::Path;
 
 use nd_comm::config::nearest;
 
-use super::{Config, KEYS, Key, deepspeed};
+use super::{Config, KEYS, Key, deepspeed, yaml};
 use crate::error::{Error, Result};
 
 /// Other names that people know keys by: Hugging Face's, Accelerate's and Axolotl's.
@@ -93,13 +93,18 @@ impl Config {
         self.mesh.push_str(axis);
     }
 
-    /// Takes the settings of a file: TOML, or DeepSpeed's JSON if its name ends so.
+    /// Takes the settings of a file: TOML, or by the end of its name DeepSpeed's JSON, or YAML as Accelerate and Axolotl have it.
     ///
     /// # Errors
     /// [`Error::File`] with the line or the key, and what is wrong.
     pub fn read_file(&mut self, path: &Path) -> Result<()> {
-        let json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
-        self.read_by(path, "--config", if json { deepspeed::read } else { Config::read_toml })
+        let ends = |with: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(with));
+        let read = match (ends("json"), ends("yaml") || ends("yml")) {
+            (true, _) => deepspeed::read,
+            (_, true) => yaml::read,
+            _ => Config::read_toml,
+        };
+        self.read_by(path, "--config", read)
     }
 
     /// Takes the settings of a file of DeepSpeed's, whatever its name.
