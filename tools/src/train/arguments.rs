@@ -32,10 +32,11 @@ Examples:
       under a launcher (ours, torchrun, mpirun, srun) it starts nothing and takes its rank
 
 A configuration file is TOML with one line for each flag, such as seq-len = 256; a name that ends in .json is taken for
-DeepSpeed's, one in .yaml or .yml for Accelerate's or Axolotl's. Stronger ones win: flags, KEY=VALUE, the file of --deepspeed, that of --config, what is in brackets here.
+DeepSpeed's, one in .yaml or .yml for Accelerate's or Axolotl's. Stronger ones win: flags, KEY=VALUE, the file of
+--deepspeed, that of --config, what is in brackets here.
 
-Exit code: 0 after the last step, 1 if a rank failed, a loss was no number, a checkpoint could not be written or, of verify, is
-not whole, 2 for settings that cannot be.";
+Exit code: 0 after the last step, 1 if a rank failed, a loss was no number, a checkpoint could not be written or, of verify,
+is not whole, 2 for settings that cannot be.";
 
 /// What nd-train does when it is told nothing.
 const ALONE: &str = "\

@@ -1,5 +1,5 @@
-//! nd-train with real processes: what it learns, what it refuses. `checkpoints`: runs that go on; `ending`: ranks that die or stop; `on_hosts`: on two
-//! hosts; `saved`: models that are written and read again; `real`: a published one.
+//! nd-train with real processes: what it learns, what it refuses. `checkpoints`: runs that go on; `ending`: ranks that
+//! die or stop; `on_hosts`: on two hosts; `saved`: models that are written and read again; `real`: a published one.
 
 #![allow(clippy::unwrap_used)]
 

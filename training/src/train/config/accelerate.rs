@@ -86,11 +86,11 @@ const KNOWN: &[(&str, Means)] = &[
 /// Axes of its mesh.
 const AXES: [&str; 4] = ["dp_replicate", "dp_shard", "cp", "tp"];
 
-/// Whether a text is of this kind.
+/// Whether a text is of this kind: it has a key that no other program's has.
 pub fn is_its(yaml: &Value) -> bool {
-    ["compute_environment", "distributed_type", "fsdp_config", "parallelism_config"].iter().any(|key| {
-        yaml.get(key).is_some_and(|value| *key != "fsdp_config" || value.get("fsdp_version").is_some())
-    })
+    let own =
+        ["/compute_environment", "/distributed_type", "/parallelism_config", "/fsdp_config/fsdp_version"];
+    own.iter().any(|pointer| yaml.pointer(pointer).is_some())
 }
 
 /// Takes the settings that have a counterpart here, as [`table`] does.
@@ -183,11 +183,12 @@ fn mesh(config: &mut Config, yaml: &Value) -> Result<()> {
             of("sp_size")
         )));
     }
-    match at(yaml, &of("cp_comm_strategy")).map(plain).as_deref() {
+    let pointer = of("cp_comm_strategy");
+    match at(yaml, &pointer).map(plain).as_deref() {
         None => Ok(()),
         // Blocks of keys and values go round.
-        Some("alltoall") => set(config, "", "cp-form", "ring"),
-        Some(other) => set(config, &of("cp_comm_strategy"), "cp-form", other),
+        Some("alltoall") => set(config, &pointer, "cp-form", "ring"),
+        Some(other) => set(config, &pointer, "cp-form", other),
     }
 }
 
@@ -195,16 +196,9 @@ fn mesh(config: &mut Config, yaml: &Value) -> Result<()> {
 mod tests {
     use candle_core::DType;
 
-    use super::super::yaml;
-    use super::*;
+    use super::super::yaml::tests::{said, taken};
     use crate::context_parallel::Form;
     use crate::shard::Reshard;
-
-    fn taken(text: &str) -> Config {
-        let mut config = Config::default();
-        yaml::read(&mut config, text).unwrap();
-        config
-    }
 
     /// As the program writes them when it is asked for FSDP 2, and with axes besides.
     #[test]
@@ -238,7 +232,6 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let said = |text: &str| yaml::read(&mut Config::default(), text).unwrap_err().to_string();
         assert!(said("distributed_type: MEGATRON_LM").contains("/distributed_type is MEGATRON_LM"));
         assert!(
             said("distributed_type: FSDP\nmixed_precisions: bf16").contains("did you mean mixed_precision?")

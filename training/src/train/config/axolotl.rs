@@ -170,16 +170,9 @@ fn precision(config: &mut Config, yaml: &Value) -> Result<()> {
 mod tests {
     use candle_core::DType;
 
-    use super::super::yaml;
-    use super::*;
+    use super::super::yaml::tests::{said, taken};
     use crate::optim::Decay;
     use crate::shard::Reshard;
-
-    fn taken(text: &str) -> Config {
-        let mut config = Config::default();
-        yaml::read(&mut config, text).unwrap();
-        config
-    }
 
     #[test]
     fn its_files_are_understood() {
@@ -218,7 +211,6 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let said = |text: &str| yaml::read(&mut Config::default(), text).unwrap_err().to_string();
         assert!(said("step: 3").contains("did you mean steps?"));
         assert!(said("num_epochs: 3").ends_with("it is said in steps here; write max_steps"));
         assert!(said("adapter: qlora").contains("--freeze"));

@@ -21,7 +21,7 @@ pub enum Means {
     Nothing,
     /// The same, where there is nothing to tell: it is about how ranks are started, or says what is so here.
     Silent,
-    /// There is nothing like it: anything but false, null and "auto" is refused, and this says why.
+    /// There is nothing like it: it is refused unless it is off or left to the program, and this says why.
     Refused(&'static str),
     /// A table of further keys.
     Table(&'static [(&'static str, Means)]),
@@ -57,11 +57,7 @@ pub fn table(
         }
         match means {
             Table(known) => table(config, value, program, &at, known)?,
-            Refused(_) if *value == Value::Bool(false) => {}
-            Refused(_) if value.as_str().is_some_and(|text| ["none", "no", "false"].contains(&text)) => {}
-            // `"device": "none"`.
-            Refused(_) if value.get("device").and_then(Value::as_str) == Some("none") => {}
-            Refused(_) if value.get("enabled") == Some(&Value::Bool(false)) => {}
+            Refused(_) if off(value) => {}
             Refused(why) => return Err(wrong(format!("{at} has no counterpart here: {why}; take it out"))),
             Key(name) => set(config, &at, name, &plain(value))?,
             Whole(name) => set(config, &at, name, &whole(value))?,
@@ -75,6 +71,16 @@ pub fn table(
 /// Not there, or left to the program.
 fn unset(value: &Value) -> bool {
     value.is_null() || value.as_str() == Some("auto")
+}
+
+/// Switched off: false, `none`, `no`, or a table such as `{"device": "none"}` or `{"enabled": false}`.
+fn off(value: &Value) -> bool {
+    match value {
+        Value::Bool(on) => !on,
+        Value::String(text) => ["none", "no", "false"].contains(&text.as_str()),
+        Value::Object(table) => ["device", "enabled"].iter().any(|key| table.get(*key).is_some_and(off)),
+        _ => false,
+    }
 }
 
 /// Sets one of ours.

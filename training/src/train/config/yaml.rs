@@ -25,12 +25,23 @@ pub fn read(config: &mut Config, text: &str) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// What a text sets.
+    pub fn taken(text: &str) -> Config {
+        let mut config = Config::default();
+        read(&mut config, text).unwrap();
+        config
+    }
+
+    /// Why one is refused.
+    pub fn said(text: &str) -> String {
+        read(&mut Config::default(), text).unwrap_err().to_string()
+    }
 
     #[test]
     fn what_is_no_yaml_is_one_sentence() {
-        let said = |text: &str| read(&mut Config::default(), text).unwrap_err().to_string();
         for text in ["a: [1", "a: b: c", "\"", "{a: 1}}", "a: 1\na: 2"] {
             let error = said(text);
             assert!(error.starts_with("not YAML: ") && !error.contains('\n'), "{text}: {error}");
