@@ -4,8 +4,9 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicIsize, Ordering};
 
-/// Counts what each thread has allocated and not freed.
+/// Counts what each thread, and all of them together, have allocated and not freed.
 #[derive(Debug)]
 pub struct Counting;
 
@@ -13,6 +14,10 @@ thread_local! {
     static NOW: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
+
+/// The same of all threads together.
+static ALL_NOW: AtomicIsize = AtomicIsize::new(0);
+static ALL_PEAK: AtomicIsize = AtomicIsize::new(0);
 
 /// Bytes that this thread has allocated and not freed; what another has freed of them still counts.
 pub fn allocated() -> isize {
@@ -24,7 +29,17 @@ pub fn take_peak() -> isize {
     PEAK.replace(NOW.get())
 }
 
+/// What all threads together had at most while `f` ran, more than before. One test at a time may ask.
+pub fn peak_of_all<R>(f: impl FnOnce() -> R) -> (R, isize) {
+    let before = ALL_NOW.load(Ordering::SeqCst);
+    ALL_PEAK.store(before, Ordering::SeqCst);
+    let result = f();
+    (result, ALL_PEAK.load(Ordering::SeqCst) - before)
+}
+
 fn count(bytes: isize) {
+    let all = ALL_NOW.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    ALL_PEAK.fetch_max(all, Ordering::Relaxed);
     let _ = NOW.try_with(|now| {
         now.set(now.get() + bytes);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now.get())));

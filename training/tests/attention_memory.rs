@@ -1,57 +1,16 @@
 //! What attention over many ranks holds in memory: all ranks of a ring together no more than one rank alone, each so a
 //! part that falls with their number.
-#![allow(unsafe_code, clippy::unwrap_used)] // an allocator that counts
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
+#![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Tensor, Var};
 use nd_comm::prelude::Communicator;
+use nd_tests::allocator::{Counting, peak_of_all};
 use nd_tests::worlds::each;
 use nd_training::Group;
 use nd_training::context_parallel::{Balance, ContextParallel, Form, ring_attention};
 
-struct Counting;
-
-static LIVE: AtomicIsize = AtomicIsize::new(0);
-static PEAK: AtomicIsize = AtomicIsize::new(0);
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-fn count(bytes: isize) {
-    let live = LIVE.fetch_add(bytes, Ordering::Relaxed) + bytes;
-    PEAK.fetch_max(live, Ordering::Relaxed);
-}
-
-/// The most that was held while `f` ran, more than before, in bytes.
-fn peak<R>(f: impl FnOnce() -> R) -> (R, f64) {
-    let before = LIVE.load(Ordering::SeqCst);
-    PEAK.store(before, Ordering::SeqCst);
-    let result = f();
-    (result, (PEAK.load(Ordering::SeqCst) - before) as f64)
-}
+static COUNTING: Counting = Counting;
 
 const HEADS: usize = 4;
 const SEQUENCE: usize = 4096;
@@ -72,7 +31,7 @@ fn peaks(ranks: usize, form: Form) -> [f64; 2] {
             })
         })
         .collect();
-    let (results, forward) = peak(|| {
+    let (results, forward) = peak_of_all(|| {
         each(&world, |comm| {
             let [q, k, v] = &inputs[comm.rank()];
             let group = groups[comm.rank()].clone();
@@ -80,8 +39,8 @@ fn peaks(ranks: usize, form: Form) -> [f64; 2] {
         })
     });
     let losses: Vec<_> = results.iter().map(|result| result.sum_all().unwrap()).collect();
-    let (_, backward) = peak(|| each(&world, |comm| losses[comm.rank()].backward().unwrap()));
-    [forward / KEYS_AND_VALUES, backward / KEYS_AND_VALUES]
+    let (_, backward) = peak_of_all(|| each(&world, |comm| losses[comm.rank()].backward().unwrap()));
+    [forward, backward].map(|bytes| bytes as f64 / KEYS_AND_VALUES)
 }
 
 #[test]
