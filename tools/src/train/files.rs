@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use nd_training::data::Tokenizer;
 use nd_training::train::Config;
-use serde::Deserialize;
 
 use super::error::Error;
+use super::plot::Losses;
 
 /// Refuses files to write that are among those to read, by whatever names, and two that are one. Of the settings there is the
 /// file of `--config` and that of `--deepspeed`.
@@ -32,13 +32,13 @@ pub fn apart(config: &Config, settings: [Option<&Path>; 2]) -> Result<(), Error>
 }
 
 /// A file for this run alone: two runs that wrote one at the same time would mix their rows. Once it is, it is emptied, but for
-/// the rows of steps up to `step`, after which this run goes on.
-pub fn alone(path: &Path, flag: &str, step: u64) -> Result<File, Error> {
+/// the rows of steps up to `step`, after which this run goes on; what is drawn of these.
+pub fn alone(path: &Path, flag: &str, step: u64) -> Result<(File, Vec<Losses>), Error> {
     let failed = |e| Error::Usage(format!("cannot write {}: {e}; check {flag}", path.display()));
     let mut file = File::options().create(true).truncate(false).write(true).open(path).map_err(failed)?;
     // A pipe or a device may have several that write to it, and has no length.
     if !file.metadata().is_ok_and(|data| data.is_file()) {
-        return Ok(file);
+        return Ok((file, Vec::new()));
     }
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => {
@@ -50,24 +50,24 @@ pub fn alone(path: &Path, flag: &str, step: u64) -> Result<File, Error> {
         // A file system without locks.
         Err(TryLockError::Error(_)) | Ok(()) => {}
     }
-    let kept = if step > 0 { kept(path, step).map_err(failed)? } else { 0 };
-    file.set_len(kept).and_then(|()| file.seek(SeekFrom::End(0))).map_err(failed)?;
-    Ok(file)
+    let (bytes, rows) = if step > 0 { kept(path, step).map_err(failed)? } else { Default::default() };
+    file.set_len(bytes).and_then(|()| file.seek(SeekFrom::End(0))).map_err(failed)?;
+    Ok((file, rows))
 }
 
-/// Bytes of the rows of a file up to that of a step, in order; what follows a line that is none is not looked at.
-fn kept(path: &Path, step: u64) -> io::Result<u64> {
-    #[derive(Deserialize)]
-    struct Row {
-        step: u64,
-    }
-    let (mut rows, mut line, mut kept) = (BufReader::new(File::open(path)?), Vec::new(), 0);
+/// The rows of a file up to that of a step, in order, and their bytes; what follows a line that is none is not looked at.
+fn kept(path: &Path, step: u64) -> io::Result<(u64, Vec<Losses>)> {
+    let (mut lines, mut line) = (BufReader::new(File::open(path)?), Vec::new());
+    let (mut bytes, mut rows) = (0, Vec::new());
     loop {
         line.clear();
-        let bytes = rows.read_until(b'\n', &mut line)?;
-        match serde_json::from_slice(&line) {
-            Ok(Row { step: of }) if of <= step && line.ends_with(b"\n") => kept += bytes as u64,
-            _ => return Ok(kept),
+        let read = lines.read_until(b'\n', &mut line)?;
+        match serde_json::from_slice::<Losses>(&line) {
+            Ok(row) if row.step <= step && line.ends_with(b"\n") => {
+                bytes += read as u64;
+                rows.push(row);
+            }
+            _ => return Ok((bytes, rows)),
         }
     }
 }
@@ -156,7 +156,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.jsonl");
         fs::write(&path, "old").unwrap();
-        let file = alone(&path, "--metrics", 0).unwrap();
+        let (file, _) = alone(&path, "--metrics", 0).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"");
         fs::write(&path, "row").unwrap();
         let error = alone(&path, "--metrics", 0).unwrap_err();
@@ -182,7 +182,11 @@ mod tests {
             (vec![first], 0, vec![]),
         ] {
             fs::write(&path, before.concat()).unwrap();
-            let mut file = alone(&path, "--metrics", step).unwrap();
+            let (mut file, rows) = alone(&path, "--metrics", step).unwrap();
+            assert_eq!(
+                rows.iter().map(|row| row.step).collect::<Vec<_>>(),
+                (1..=after.len() as u64).collect::<Vec<_>>()
+            );
             io::Write::write_all(&mut file, b"next").unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), after.concat() + "next", "{before:?}, {step}");
         }

@@ -5,6 +5,7 @@ use std::path::Path;
 use nd_training::train::Row;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use serde::Deserialize;
 
 use super::error::Error;
 use crate::draw::geometry::{decimals, scale};
@@ -13,21 +14,37 @@ use crate::draw::{
     text,
 };
 
+/// What is drawn of a row, also of one that is read from a file of them.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+pub struct Losses {
+    /// After which step.
+    pub step: u64,
+    /// Of training; none where it was no number.
+    pub loss: Option<f64>,
+    /// On the other text, where it was measured.
+    pub eval_loss: Option<f64>,
+}
+
+impl From<&Row> for Losses {
+    fn from(row: &Row) -> Losses {
+        Losses { step: row.step, loss: Some(row.loss).filter(|l| l.is_finite()), eval_loss: row.eval_loss }
+    }
+}
+
 /// By the file's extension.
 pub fn format(path: &Path) -> Result<Format, Error> {
     Format::of(path).map_err(Error::Usage)
 }
 
 /// Draws the rows' losses into a file.
-pub fn write(path: &Path, title: &str, subtitle: &str, rows: &[Row]) -> Result<(), Error> {
+pub fn write(path: &Path, title: &str, subtitle: &str, rows: &[Losses]) -> Result<(), Error> {
     let failed = |source| Error::File { path: path.into(), option: "--plot", source };
     let svg = svg(title, subtitle, rows).map_err(|e| failed(std::io::Error::other(e.to_string())))?;
     draw::write(&svg, format(path)?, path).map_err(failed)
 }
 
-fn svg(title: &str, subtitle: &str, rows: &[Row]) -> Result<String, Box<dyn std::error::Error>> {
-    let point = |row: &Row| (row.step as f64, row.loss);
-    let trained: Vec<_> = rows.iter().map(point).filter(|p| p.1.is_finite()).collect();
+fn svg(title: &str, subtitle: &str, rows: &[Losses]) -> Result<String, Box<dyn std::error::Error>> {
+    let trained: Vec<_> = rows.iter().filter_map(|row| Some((row.step as f64, row.loss?))).collect();
     let measured: Vec<_> = rows.iter().filter_map(|row| Some((row.step as f64, row.eval_loss?))).collect();
     draw::svg(title, subtitle, |root| {
         legend(root, &[("training", BLUE, &trained), ("other text", ORANGE, &measured)])?;
@@ -91,20 +108,10 @@ mod tests {
 
     #[test]
     fn pictures_of_little_or_nothing_can_be_drawn() {
-        let row = |step, loss, eval_loss| Row {
-            step,
-            loss,
-            grad_norm: 1.0,
-            lr: 0.1,
-            tokens_per_s: 1.0,
-            eval_loss,
-            sent: Vec::new(),
-            predicted: Vec::new(),
-            loss_scale: None,
-            skipped: false,
-        };
-        let many: Vec<_> = (1..=500).map(|s| row(s, 5.0 / s as f64, (s % 100 == 0).then_some(1.0))).collect();
-        for rows in [vec![], vec![row(1, 5.5, None)], vec![row(1, f64::NAN, Some(2.0))], many] {
+        let row = |step, loss, eval_loss| Losses { step, loss, eval_loss };
+        let many: Vec<_> =
+            (1..=500).map(|s| row(s, Some(5.0 / s as f64), (s % 100 == 0).then_some(1.0))).collect();
+        for rows in [vec![], vec![row(1, Some(5.5), None)], vec![row(1, None, Some(2.0))], many] {
             let svg = svg("a < b & c", "d", &rows).unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
             assert!(draw::png(&svg).unwrap().starts_with(b"\x89PNG"));

@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use nd_training::train::{Config, Row, Sent, Spared, Trainer};
 
 use super::error::Error;
+use super::plot::Losses;
 use super::{files, groups, plot};
 use crate::table::Table;
 use crate::units::{bytes, gbps, micros};
@@ -22,6 +23,8 @@ pub struct Report {
     subtitle: String,
     metrics: Option<BufWriter<File>>,
     bar: Option<ProgressBar>,
+    /// What is drawn of the steps that were made before, as far as the file of metrics has them.
+    before: Vec<Losses>,
     rows: Vec<Row>,
     began: Instant,
 }
@@ -29,9 +32,12 @@ pub struct Report {
 impl Report {
     /// Says what will be done, by whom, and over which links.
     pub fn begin(config: &Config, trainer: &mut Trainer) -> Result<Report, Error> {
-        let metrics = match &config.metrics {
-            None => None,
-            Some(path) => Some(BufWriter::new(files::alone(path, "--metrics", trainer.begun())?)),
+        let (metrics, before) = match &config.metrics {
+            None => (None, Vec::new()),
+            Some(path) => {
+                let (file, before) = files::alone(path, "--metrics", trainer.begun())?;
+                (Some(BufWriter::new(file)), before)
+            }
         };
         let mesh = trainer.groups().mesh();
         let (ranks, parameters) = (mesh.world(), trainer.model().parameters());
@@ -56,6 +62,7 @@ impl Report {
             subtitle,
             metrics,
             bar: bar(config.steps, trainer.begun()),
+            before,
             rows: Vec::new(),
             began: Instant::now(),
         };
@@ -133,7 +140,9 @@ impl Report {
             text += &format!("The model: {}\n", folder.display());
         }
         if let Some(path) = &self.config.plot {
-            plot::write(path, &self.title, &self.subtitle, &self.rows)?;
+            let drawn: Vec<Losses> =
+                self.before.iter().copied().chain(self.rows.iter().map(Losses::from)).collect();
+            plot::write(path, &self.title, &self.subtitle, &drawn)?;
             text += &format!("Picture of the loss: {}\n", path.display());
         }
         if let Some(path) = &self.config.metrics {
